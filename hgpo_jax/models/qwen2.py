@@ -1,0 +1,357 @@
+"""Qwen2 / Qwen2.5 decoder as pure functions over a parameter pytree.
+
+Parameters are nested dicts with layers stacked on axis 0; kernels are
+[in, out] (the transpose of the Hugging Face layout). The arithmetic follows
+transformers' `Qwen2ForCausalLM` and equals it to 1e-5 in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+from hgpo_jax import sharding
+from hgpo_jax.models import base
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# Attends from queries to keys and values: (q_BTHh, k_BTKh, v_BTKh) -> BTHh.
+_Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParamSpec:
+  """Shape, logical axes and initial values of one parameter."""
+
+  shape: tuple[int, ...]
+  axes: tuple[str, ...]
+  init: str  # 'normal', 'ones' or 'zeros'.
+
+
+def param_specs(config: base.ModelConfig) -> dict[str, Any]:
+  """The parameter tree of a config, with a `ParamSpec` at each leaf."""
+  layers, width = config.num_layers, config.hidden_size
+  q_dim = config.num_heads * config.head_dim
+  kv_dim = config.num_kv_heads * config.head_dim
+
+  def dense(n_in, n_out, axis_in, axis_out, bias=False):
+    spec = {
+        'kernel': ParamSpec(
+            (layers, n_in, n_out), ('layers', axis_in, axis_out), 'normal'
+        )
+    }
+    if bias:
+      spec['bias'] = ParamSpec((layers, n_out), ('layers', axis_out), 'zeros')
+    return spec
+
+  def norm():
+    return {'scale': ParamSpec((layers, width), ('layers', 'norm'), 'ones')}
+
+  specs = {
+      'embed': {
+          'embedding': ParamSpec(
+              (config.vocab_size, width), ('vocab', 'embed'), 'normal'
+          )
+      },
+      'layers': {
+          'attention_norm': norm(),
+          'attention': {
+              'q': dense(width, q_dim, 'embed', 'heads', bias=True),
+              'k': dense(width, kv_dim, 'embed', 'kv_heads', bias=True),
+              'v': dense(width, kv_dim, 'embed', 'kv_heads', bias=True),
+              'o': dense(q_dim, width, 'heads', 'embed'),
+          },
+          'mlp_norm': norm(),
+          'mlp': {
+              'gate': dense(width, config.intermediate_size, 'embed', 'mlp'),
+              'up': dense(width, config.intermediate_size, 'embed', 'mlp'),
+              'down': dense(config.intermediate_size, width, 'mlp', 'embed'),
+          },
+      },
+      'final_norm': {'scale': ParamSpec((width,), ('norm',), 'ones')},
+  }
+  if not config.tie_word_embeddings:
+    specs['head'] = {
+        'kernel': ParamSpec(
+            (width, config.vocab_size), ('embed', 'vocab'), 'normal'
+        )
+    }
+  return specs
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen2:
+  """The language model of a config; implements `base.LanguageModel`.
+
+  Attributes:
+    config: shapes.
+    remat: recompute each layer in the backward pass of `hidden` rather than
+      keep its activations.
+    compute_dtype: dtype of activations and of the kernels where they are
+      used; norms, softmax and logits stay in float32.
+  """
+
+  config: base.ModelConfig
+  remat: bool = True
+  compute_dtype: Any = jnp.float32
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Float32 parameters: normal(0.02) kernels, unit norms, zero biases."""
+    specs, treedef = jax.tree.flatten(param_specs(self.config))
+    keys = jax.random.split(key, len(specs))
+    return treedef.unflatten(
+        [_initial(spec, k) for spec, k in zip(specs, keys)]
+    )
+
+  def logical_axes(self) -> sharding.LogicalAxes:
+    """The parameter tree with a tuple of logical axes at each leaf."""
+    return jax.tree.map(lambda spec: spec.axes, param_specs(self.config))
+
+  def axis_sizes(self) -> Mapping[str, int]:
+    """Sizes that a mesh has to divide, for `sharding.check_divides`."""
+    return {
+        'heads': self.config.num_heads,
+        'kv_heads': self.config.num_kv_heads,
+        'mlp': self.config.intermediate_size,
+        'vocab': self.config.vocab_size,
+        'embed': self.config.hidden_size,
+    }
+
+  def hidden(
+      self,
+      params: base.Params,
+      tokens_BT: jax.Array,
+      positions_BT: jax.Array,
+      segment_ids_BT: jax.Array,
+  ) -> jax.Array:
+    """Final normed hidden states [B, T, D]; causal inside each segment.
+
+    Segment 0 is padding: nothing attends to it, its output is finite.
+    """
+    length = tokens_BT.shape[1]
+    same_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
+    real_B1S = (segment_ids_BT != 0)[:, None, :]
+    mask_BTS = same_BTS & real_B1S & jnp.tri(length, dtype=bool)
+    rotary = _rotary_angles(self.config, positions_BT)
+
+    def attend(q, k, v):
+      return self._attention(q, _heads_first(k), _heads_first(v), mask_BTS)
+
+    def body(x_BTD, layer):
+      return self._block(layer, x_BTD, rotary, attend), None
+
+    if self.remat:
+      body = jax.checkpoint(body)
+    x_BTD = self._embed(params, tokens_BT)
+    x_BTD, _ = jax.lax.scan(body, x_BTD, params['layers'])
+    return self._final_norm(params, x_BTD)
+
+  def logits(self, params: base.Params, hidden: jax.Array) -> jax.Array:
+    """Float32 logits [..., V] of hidden states [..., D]."""
+    if self.config.tie_word_embeddings:
+      kernel_DV = params['embed']['embedding'].T
+    else:
+      kernel_DV = params['head']['kernel']
+    logits = jnp.matmul(
+        hidden.astype(self.compute_dtype),
+        kernel_DV.astype(self.compute_dtype),
+        precision=self._precision,
+        preferred_element_type=jnp.float32,
+    )
+    between = (None,) * (hidden.ndim - 2)
+    return sharding.constrain(logits, 'batch', *between, 'vocab')
+
+  def init_cache(self, batch: int, length: int) -> base.KVCache:
+    """An empty cache of `length` entries a row, in the compute dtype."""
+    config = self.config
+    shape = (
+        config.num_layers, batch, config.num_kv_heads, length, config.head_dim
+    )
+    return base.KVCache(
+        k=jnp.zeros(shape, self.compute_dtype),
+        v=jnp.zeros(shape, self.compute_dtype),
+        valid_BS=jnp.zeros((batch, length), bool),
+    )
+
+  def extend(
+      self,
+      params: base.Params,
+      cache: base.KVCache,
+      tokens_BT: jax.Array,
+      positions_BT: jax.Array,
+      valid_BT: jax.Array,
+      start: jax.Array | int,
+  ) -> tuple[jax.Array, base.KVCache]:
+    """Runs T more tokens, written to cache entries start..start+T-1.
+
+    Returns (hidden [B, T, D], cache). With an int `start` only the entries
+    before start+T are read, and a write past the end is refused; with a
+    traced `start` such a write gives NaN hidden states, never a silent
+    overwrite of the last entries.
+    """
+    length, capacity = tokens_BT.shape[1], cache.valid_BS.shape[1]
+    end = _attended_length(start, length, capacity)
+    valid_BS = jax.lax.dynamic_update_slice(
+        cache.valid_BS, valid_BT, (0, start)
+    )
+    entry_TS = jnp.arange(end) <= start + jnp.arange(length)[:, None]
+    mask_BTS = valid_BS[:, None, :end] & entry_TS
+    rotary = _rotary_angles(self.config, positions_BT)
+    x_BTD = self._embed(params, tokens_BT)
+    k, v = cache.k, cache.v
+    for index in range(self.config.num_layers):
+      # Unrolled: static layer indices let XLA update the cache in place.
+      layer = jax.tree.map(lambda p, i=index: p[i], params['layers'])
+
+      def attend(q, k_new, v_new, index=index):
+        nonlocal k, v
+        at = (index, 0, 0, start, 0)
+        k = jax.lax.dynamic_update_slice(k, _heads_first(k_new)[None], at)
+        v = jax.lax.dynamic_update_slice(v, _heads_first(v_new)[None], at)
+        return self._attention(
+            q, k[index, :, :, :end], v[index, :, :, :end], mask_BTS
+        )
+
+      x_BTD = self._block(layer, x_BTD, rotary, attend)
+    hidden = self._final_norm(params, x_BTD)
+    hidden = jnp.where(start + length <= capacity, hidden, jnp.nan)
+    return hidden, base.KVCache(k, v, valid_BS)
+
+  @property
+  def _precision(self) -> jax.lax.Precision | None:
+    # Accelerators multiply float32 in fewer bits unless told otherwise.
+    exact = jnp.dtype(self.compute_dtype) == jnp.float32
+    return jax.lax.Precision.HIGHEST if exact else None
+
+  def _embed(self, params: base.Params, tokens_BT: jax.Array) -> jax.Array:
+    x_BTD = params['embed']['embedding'][tokens_BT]
+    return _constrain_residual(x_BTD.astype(self.compute_dtype))
+
+  def _final_norm(self, params: base.Params, x_BTD: jax.Array) -> jax.Array:
+    scale = params['final_norm']['scale']
+    return _rms_norm(x_BTD, scale, self.config.rms_norm_eps)
+
+  def _dense(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
+    y = jnp.matmul(
+        x, params['kernel'].astype(x.dtype), precision=self._precision
+    )
+    return y + params['bias'].astype(x.dtype) if 'bias' in params else y
+
+  def _block(
+      self,
+      layer: base.Params,
+      x_BTD: jax.Array,
+      rotary: tuple[jax.Array, jax.Array],
+      attend: _Attend,
+  ) -> jax.Array:
+    """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
+    config, batch_time = self.config, x_BTD.shape[:2]
+    norm_BTD = _rms_norm(
+        x_BTD, layer['attention_norm']['scale'], config.rms_norm_eps
+    )
+    q, k, v = (
+        self._dense(layer['attention'][name], norm_BTD).reshape(
+            *batch_time, -1, config.head_dim
+        )
+        for name in 'qkv'
+    )
+    q, k = _rotate(q, rotary), _rotate(k, rotary)
+    out = attend(q, k, v).reshape(*batch_time, -1)
+    x_BTD = x_BTD + self._dense(layer['attention']['o'], out)
+    norm_BTD = _rms_norm(
+        x_BTD, layer['mlp_norm']['scale'], config.rms_norm_eps
+    )
+    gate_BTF = jax.nn.silu(self._dense(layer['mlp']['gate'], norm_BTD))
+    up_BTF = self._dense(layer['mlp']['up'], norm_BTD)
+    x_BTD = x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
+    return _constrain_residual(x_BTD)
+
+  def _attention(
+      self,
+      q_BTHh: jax.Array,
+      k_BKSh: jax.Array,
+      v_BKSh: jax.Array,
+      mask_BTS: jax.Array,
+  ) -> jax.Array:
+    """Grouped-query attention with a float32 softmax; returns [B, T, H, h].
+
+    A query with nothing to attend to (padding) gets the mean of the values.
+    """
+    batch, length, heads, head_dim = q_BTHh.shape
+    kv_heads = k_BKSh.shape[1]
+    q_BTKGh = q_BTHh.reshape(batch, length, kv_heads, -1, head_dim)
+    scores = jnp.einsum(
+        'btkgh,bksh->bkgts', q_BTKGh, k_BKSh, precision=self._precision,
+        preferred_element_type=jnp.float32,
+    )
+    scores *= head_dim**-0.5
+    scores = jnp.where(
+        mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min
+    )
+    weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
+    out = jnp.einsum(
+        'bkgts,bksh->btkgh', weights, v_BKSh, precision=self._precision
+    )
+    return out.reshape(batch, length, heads, head_dim)
+
+
+def _initial(spec: ParamSpec, key: jax.Array) -> jax.Array:
+  if spec.init == 'normal':
+    return 0.02 * jax.random.normal(key, spec.shape, jnp.float32)
+  return jnp.full(spec.shape, float(spec.init == 'ones'), jnp.float32)
+
+
+def _attended_length(
+    start: jax.Array | int, length: int, capacity: int
+) -> int:
+  """How many cache entries can be attended to; refuses a write past the end."""
+  first = int(start) if isinstance(start, (int, np.integer)) else 0
+  if first < 0 or first + length > capacity:
+    raise ValueError(
+        f'extend writes {length} tokens from cache entry {first}, but the'
+        f' cache has {capacity} entries. Make the cache (init_cache length)'
+        ' at least prompt tokens + new tokens.'
+    )
+  known = isinstance(start, (int, np.integer))
+  return first + length if known else capacity
+
+
+def _constrain_residual(x_BTD: jax.Array) -> jax.Array:
+  return sharding.constrain(x_BTD, 'batch', 'sequence', 'activation')
+
+
+def _heads_first(x_BTKh: jax.Array) -> jax.Array:
+  return x_BTKh.swapaxes(1, 2)
+
+
+def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+  """x / sqrt(mean(x^2) + eps) * scale, the mean in float32."""
+  x32 = x.astype(jnp.float32)
+  mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+  normed = x32 * jax.lax.rsqrt(mean_square + eps)
+  return normed.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def _rotary_angles(
+    config: base.ModelConfig, positions_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Cosines and sines [B, T, 1, h/2] of position * theta^(-2i/h)."""
+  half = np.arange(0, config.head_dim, 2, dtype=np.float64)
+  frequency = config.rope_theta ** -(half / config.head_dim)
+  angle = positions_BT[:, :, None, None].astype(jnp.float32) * jnp.asarray(
+      frequency, jnp.float32
+  )
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def _rotate(
+    x_BTHh: jax.Array, rotary: tuple[jax.Array, jax.Array]
+) -> jax.Array:
+  """Rotates the pairs (i, i + h/2), the half-rotation of Hugging Face."""
+  cos, sin = (r.astype(x_BTHh.dtype) for r in rotary)
+  low, high = jnp.split(x_BTHh, 2, axis=-1)
+  return jnp.concatenate(
+      [low * cos - high * sin, high * cos + low * sin], axis=-1
+  )
