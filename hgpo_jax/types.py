@@ -192,6 +192,24 @@ class RolloutBatch:
 
 
 @dataclasses.dataclass(frozen=True)
+class PolicyBatch:
+  """A rollout batch with what the policy loss needs besides.
+
+  Attributes:
+    rollout: the rows of tokens.
+    advantage_BR: float32, the step's advantage on each response token.
+    old_logprobs_BR: float32, of the policy that the ratio is taken to, scored
+      by the learner; whatever on padding.
+    ref_logprobs_BR: float32, of the reference policy; None without one.
+  """
+
+  rollout: RolloutBatch
+  advantage_BR: np.ndarray
+  old_logprobs_BR: np.ndarray
+  ref_logprobs_BR: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class AdvantageInputs:
   """What an estimator may look at: one entry a step, ids interned on the host.
 

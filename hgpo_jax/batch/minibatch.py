@@ -1,0 +1,178 @@
+"""The rows of an iteration cut into minibatches of few, fixed shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import dataclasses
+
+import numpy as np
+
+from hgpo_jax import config
+from hgpo_jax import types
+from hgpo_jax.batch import pack
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Minibatches:
+  """How the steps of one iteration become optimizer updates.
+
+  Attributes:
+    minibatch_steps: most steps of one optimizer update.
+    micro_batch_steps: steps of one forward and backward pass, for each of the
+      data-parallel shares (mesh axes data x fsdp); bounds the memory.
+    epochs: passes over the steps of an iteration.
+    shuffle: whether each epoch takes the steps in a new order.
+    length_buckets: lengths T that rows are padded to; each is one compilation.
+    response_buckets: the same for the number R of response tokens.
+  """
+
+  minibatch_steps: int = 256
+  micro_batch_steps: int = 32
+  epochs: int = 1
+  shuffle: bool = True
+  length_buckets: tuple[int, ...] = (1024, 1536, 2048, 2560)
+  response_buckets: tuple[int, ...] = (512,)
+
+  def check(
+      self, data_parallel: int, max_prompt_tokens: int, max_new_tokens: int
+  ) -> None:
+    """Raises ValueError that names the knob if the numbers do not fit."""
+    for knob in ('minibatch_steps', 'micro_batch_steps', 'epochs'):
+      if getattr(self, knob) < 1:
+        raise ValueError(
+            f'Minibatches.{knob}={getattr(self, knob)}; expected at least 1.'
+        )
+    rows = self.micro_batch_rows(data_parallel)
+    if self.minibatch_steps % rows:
+      raise ValueError(
+          f'Minibatches.minibatch_steps={self.minibatch_steps} is not a '
+          f'multiple of the {rows} rows of one pass (micro_batch_steps='
+          f'{self.micro_batch_steps} x {data_parallel} data-parallel shares '
+          'of the mesh); change minibatch_steps, micro_batch_steps or '
+          'Mesh.data and Mesh.fsdp.'
+      )
+    longest = max_prompt_tokens + max_new_tokens
+    pack.check_buckets(
+        'Minibatches.length_buckets', self.length_buckets, longest
+    )
+    pack.check_buckets(
+        'Minibatches.response_buckets', self.response_buckets, max_new_tokens
+    )
+
+  def micro_batch_rows(self, data_parallel: int) -> int:
+    """Rows of one forward and backward pass over the whole mesh."""
+    return self.micro_batch_steps * data_parallel
+
+  def count(self, steps: int) -> int:
+    """Number of minibatches that `steps` make in one epoch."""
+    return -(-steps // self.minibatch_steps)
+
+
+def policy_batch(
+    rollout: types.RolloutBatch,
+    advantage_N: np.ndarray,
+    old_logprobs_BR: np.ndarray,
+    ref_logprobs_BR: np.ndarray | None = None,
+) -> types.PolicyBatch:
+  """Spreads one advantage a step over the tokens of the step; 0 elsewhere."""
+  advantage_BR = np.where(
+      rollout.action_mask_BR, np.asarray(advantage_N)[rollout.step_BR], 0.0
+  ).astype(np.float32)
+  advantage_BR.flags.writeable = False
+  return types.PolicyBatch(
+      rollout, advantage_BR, old_logprobs_BR, ref_logprobs_BR
+  )
+
+
+def split(
+    batch: types.PolicyBatch,
+    spec: Minibatches,
+    *,
+    seed: int,
+    iteration: int,
+    epoch: int,
+    rows_multiple: int = 1,
+) -> Iterator[types.PolicyBatch]:
+  """Yields the minibatches of one epoch; every real row is in exactly one.
+
+  The rows are dealt out evenly, so that no update rests on a short rest. Each
+  minibatch has `spec.minibatch_steps` rows rounded up to `rows_multiple`; the
+  free ones are of weight 0 and come last. Its T and R are the first buckets
+  that hold its longest row. The order is a pure function of (seed, iteration,
+  epoch).
+  """
+  rows_N = np.flatnonzero(batch.rollout.row_weight_B > 0)
+  if spec.shuffle:
+    key = np.random.SeedSequence([seed, iteration, epoch])
+    rows_N = np.random.default_rng(key).permutation(rows_N)
+  size = -(-spec.minibatch_steps // rows_multiple) * rows_multiple
+  for part in np.array_split(rows_N, spec.count(len(rows_N))):
+    yield take(batch, part, size, spec)
+
+
+def by_length(
+    batch: types.RolloutBatch, spec: Minibatches, rows: int
+) -> Iterator[tuple[np.ndarray, types.RolloutBatch]]:
+  """Yields (row indices, those rows): `rows` rows of similar length at a time.
+
+  For passes whose order does not matter, such as scoring: short rows are not
+  padded to the longest. A last short part is filled with rows of weight 0.
+  """
+  real_N = np.flatnonzero(batch.row_weight_B > 0)
+  lengths_N = (batch.segment_ids_BT[real_N] > 0).sum(axis=1)
+  order_N = real_N[np.argsort(-lengths_N, kind='stable')]
+  for start in range(0, len(order_N), rows):
+    part = order_N[start : start + rows]
+    yield part, _take_rollout(batch, part, rows, spec)
+
+
+def take(
+    batch: types.PolicyBatch, rows: np.ndarray, size: int, spec: Minibatches
+) -> types.PolicyBatch:
+  """The given rows, filled up to `size`, in the smallest T and R buckets."""
+  rollout = _take_rollout(batch.rollout, rows, size, spec)
+  response = rollout.target_BR.shape[1]
+  cut = lambda x: None if x is None else _rows(x, rows, size, response)
+  return types.PolicyBatch(
+      rollout,
+      cut(batch.advantage_BR),
+      cut(batch.old_logprobs_BR),
+      cut(batch.ref_logprobs_BR),
+  )
+
+
+def _take_rollout(
+    batch: types.RolloutBatch, rows: np.ndarray, size: int, spec: Minibatches
+) -> types.RolloutBatch:
+  length = _width(batch.segment_ids_BT[rows] > 0)
+  response = _width(batch.action_mask_BR[rows])
+  length = pack.bucket('length_buckets', spec.length_buckets, length)
+  response = pack.bucket('response_buckets', spec.response_buckets, response)
+  widths = {'BT': length, 'BR': response, 'B': None}
+  parts = {}
+  for field in dataclasses.fields(batch):
+    width = widths[field.name.rsplit('_', 1)[1]]
+    parts[field.name] = _rows(getattr(batch, field.name), rows, size, width)
+  return types.RolloutBatch(**parts)
+
+
+def _width(used: np.ndarray) -> int:
+  """Columns up to the last one that any row uses."""
+  columns = np.flatnonzero(used.any(axis=0))
+  return int(columns[-1]) + 1 if len(columns) else 0
+
+
+def _rows(
+    x: np.ndarray, rows: np.ndarray, size: int, width: int | None
+) -> np.ndarray:
+  """`x[rows]`, cut or filled with zeros to `size` rows and `width` columns."""
+  x = np.asarray(x)[rows]
+  out = np.zeros((size,) + (x.shape[1:] if width is None else (width,)), x.dtype)
+  if width is None:
+    out[: len(rows)] = x
+  else:
+    columns = min(width, x.shape[1])
+    out[: len(rows), :columns] = x[:, :columns]
+  out.flags.writeable = False
+  return out
