@@ -4,8 +4,8 @@ State, actions and goal stay with fast-downward and every text is derived by
 TextWorld's own grammar, so texts, commands and outcomes are those of the stock
 `PddlEnv`. What differs is when things are computed: a game is translated to
 SAS once instead of four times, a grammar is parsed once a process, parsed
-rules are remembered, and the text of an action is derived once a game (it
-depends only on facts that never change). `Engine` follows the control flow of
+rules are remembered, entities are not copied, and the text of an action is
+derived once a game (it depends only on facts that never change). `Engine` follows the control flow of
 `textworld.envs.pddl.PddlEnv` and `PddlState` (MIT, Microsoft Corporation).
 """
 
@@ -79,9 +79,26 @@ def task_sentence(grammar: str) -> str:
   return match.group(1)
 
 
+def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
+  """A context whose bindings can be added to without touching the original.
+
+  TextWorld copies every bound entity too, which is nearly all the time of a
+  step; entities are only read while text is derived.
+  """
+  return {
+      **context,
+      'variables': dict(context['variables']),
+      'mapping': dict(context['mapping']),
+  }
+
+
 @functools.lru_cache(maxsize=1)
-def _remember_parses() -> None:
-  """Memoizes TextWorld's two pure text parsers, for this whole process."""
+def _quicken_text_generation() -> None:
+  """Speeds up TextWorld's grammar for this whole process; same texts.
+
+  Its two text parsers are pure, so they are memoized; contexts are copied as
+  deep as they are written to.
+  """
   from textworld.envs.pddl import textgen
   from textworld.logic import Rule
 
@@ -95,6 +112,7 @@ def _remember_parses() -> None:
   Rule.parse_conjunctive_query = functools.lru_cache(maxsize=4096)(
       Rule.parse_conjunctive_query
   )
+  textgen.copy_context = _copy_context
 
 
 @functools.lru_cache(maxsize=8)
@@ -149,7 +167,7 @@ def compile_game(data: Mapping[str, Any]) -> CompiledGame:
   import fast_downward
   import textworld.logic
 
-  _remember_parses()
+  _quicken_text_generation()
   sentence = task_sentence(data['grammar'])
   grammar = _TASK.sub(_PLACEHOLDER, data['grammar'], count=1)
   try:
