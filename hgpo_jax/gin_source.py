@@ -184,7 +184,8 @@ class _Reader:
         gin.parse_config(statement.format())
       except ImportError as error:
         raise ConfigError(
-            f'{where}: cannot import {statement.module}: {error}'.rstrip()
+            f'{where}: cannot import {statement.module}: '
+            + str(error).split('\n')[0]
         ) from error
     elif isinstance(statement, config_parser.BlockDeclaration):
       complete(statement.selector, where)
