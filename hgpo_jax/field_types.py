@@ -25,7 +25,10 @@ class Mismatch(TypeError):
 
 def describe(hint: Any) -> str:
   """Returns the annotation as someone would write it."""
-  if inspect.isclass(hint) and not typing.get_args(hint):
+  args = typing.get_args(hint)
+  if typing.get_origin(hint) in (typing.Union, python_types.UnionType):
+    return ' | '.join(describe(arg) for arg in args)
+  if inspect.isclass(hint) and not args:
     return 'None' if hint is type(None) else hint.__name__
   return str(hint).replace('typing.', '')
 
@@ -52,7 +55,7 @@ def coerce(value: Any, hint: Any) -> Any:
     return _coerce_union(value, hint, args)
   if origin is not None:
     return _coerce_generic(value, hint, origin, args)
-  if inspect.isclass(hint):
+  if inspect.isclass(hint) and hint is not Any:  # Any is a class too.
     return _coerce_class(value, hint)
   return value  # Any, a type variable, a string that names nothing known.
 
