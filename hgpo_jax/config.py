@@ -34,6 +34,7 @@ from typing import Any, TypeVar
 import gin
 
 from hgpo_jax import field_types
+from hgpo_jax import gin_checks
 from hgpo_jax import gin_source
 from hgpo_jax import run_record
 
@@ -199,10 +200,10 @@ def load(
   reset()
   try:
     _state.bindings = gin_source.parse(gin_files, bindings)
-    gin_source.check(_state.bindings)
+    gin_checks.check(_state.bindings)
     gin.finalize()
     _state.root = _construct(root)
-    gin_source.check_consumed(_state.bindings)
+    gin_checks.check_consumed(_state.bindings)
   except BaseException:
     reset()
     raise

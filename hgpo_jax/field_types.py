@@ -84,7 +84,9 @@ def _coerce_generic(
       return _coerce_tuple(value, args)
     if origin is dict or origin is collections.abc.Mapping:
       if isinstance(value, collections.abc.Mapping):
-        return {coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()}
+        return {
+            coerce(k, args[0]): coerce(v, args[1]) for k, v in value.items()
+        }
       raise Mismatch(describe(hint))
     if origin in (list, collections.abc.Sequence):
       if isinstance(value, (list, tuple)):

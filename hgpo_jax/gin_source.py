@@ -1,4 +1,4 @@
-"""Reads gin files and refuses what gin would accept without effect.
+"""Reads gin files, with errors that say where and what to write instead.
 
 gin's own parser and binder are used; the walk over the statements is ours, to
 know where each binding came from and which one it replaced.
@@ -23,8 +23,7 @@ from gin import config_parser
 SCOPES = ('train', 'eval')
 
 _PACKAGE = pathlib.Path(__file__).resolve().parent
-_MACRO = 'gin.macro'
-_CONSTANT = 'gin.constant'
+MACRO = 'gin.macro'
 
 # (scope, complete selector, parameter); for a macro (name, 'gin.macro',
 # 'value').
@@ -104,7 +103,7 @@ def parameters(selector: str) -> tuple[list[str], bool]:
 def text(key: Key) -> str:
   """Returns a key as it is written in a file."""
   scope, selector, parameter = key
-  if selector == _MACRO:
+  if selector == MACRO:
     return scope
   name = f'{selector.rsplit(".", 1)[-1]}.{parameter}'
   return f'{scope}/{name}' if scope else name
@@ -206,7 +205,7 @@ class _Reader:
 def _key(statement: config_parser.BindingStatement, where: str) -> Key:
   scope, selector, parameter = statement[:3]
   if not parameter:
-    return f'{scope}/{selector}' if scope else selector, _MACRO, 'value'
+    return f'{scope}/{selector}' if scope else selector, MACRO, 'value'
   full = complete(selector, where)
   known, anything = parameters(full)
   if parameter not in known and not anything:
@@ -265,85 +264,4 @@ def _syntax_text(error: Exception, name: str) -> str:
   return (
       f'{name}:{line}: {reason}. Got: {source!r}. A value is a Python literal '
       "(True, None, 0.5, 'text', (1, 2)), a %MACRO or a @Reference()"
-  )
-
-
-def _references(value: Any, selector: str) -> list[Any]:
-  return [
-      ref
-      for ref in gin.config.iterate_references(value)
-      if ref.configurable.selector == selector
-  ]
-
-
-def check(bound: dict[Key, Binding]) -> None:
-  """Checks what can be known before anything is constructed."""
-  macros = {key[0] for key in bound if key[1] == _MACRO}
-  used: dict[str, set[str]] = {}
-  for key, binding in bound.items():
-    for ref in _references(binding.value, _MACRO):
-      name = '/'.join(ref.scopes)
-      if name not in macros:
-        raise ConfigError(
-            f'{binding.where}: {text(key)} uses the macro %{name}, which is '
-            f'never defined{suggest(name, macros)} Define it: {name} = <value>'
-        )
-      used.setdefault(name, set()).add(key[0] if key[1] == _MACRO else '')
-    for ref in _references(binding.value, _CONSTANT):
-      if ref.scopes == ['gin.REQUIRED']:
-        raise ConfigError(
-            f'{text(key)} is required ({binding.where}) and has no value. '
-            f'Pass one: --gin_bindings "{text(key)} = <value>"'
-        )
-  for name in sorted(macros):
-    where = bound[name, _MACRO, 'value'].where
-    if name not in used:
-      raise ConfigError(
-          f'{where}: the macro {name} is defined but nothing uses it'
-          f'{suggest(name, macros - {name})} Use it as %{name} or remove it'
-      )
-    _check_cycle(name, used, (name,), where)
-
-
-def _check_cycle(
-    name: str, used: dict[str, set[str]], path: tuple[str, ...], where: str
-) -> None:
-  for user in used.get(name, set()) - {''}:
-    if user in path:
-      raise ConfigError(f'{where}: the macro {name} is defined by itself')
-    _check_cycle(user, used, (*path, user), where)
-
-
-def check_consumed(bound: dict[Key, Binding]) -> None:
-  """Refuses bindings that nothing read while the root was constructed."""
-  # gin offers its record of calls as text only.
-  calls = gin.config._OPERATIVE_CONFIG  # pylint: disable=protected-access
-  consumed = set()
-  for (scope, selector), read in calls.items():
-    scopes = scope.split('/') if scope else []
-    for parameter in read:
-      for depth in range(len(scopes), -1, -1):
-        key = ('/'.join(scopes[:depth]), selector, parameter)
-        if key in bound:
-          consumed.add(key)
-          break
-  unused = [k for k in bound if k not in consumed and k[1] != _MACRO]
-  if not unused:
-    return
-  made = {selector for _, selector in calls if not selector.startswith('gin.')}
-  names = sorted(selector.rsplit('.', 1)[-1] for selector in made)
-  lines = []
-  for key in unused:
-    name = key[1].rsplit('.', 1)[-1]
-    why = f'{name} is never constructed'
-    if key[1] in made:
-      why = f'{name} is constructed only where another value is bound'
-      if key[0]:
-        why = f'{name} is never constructed in the scope {key[0]}'
-    binding = bound[key]
-    lines.append(f'  {text(key)} = {binding.value!r} ({binding.where}): {why}')
-  raise ConfigError(
-      'bindings without effect:\n' + '\n'.join(lines) + '\nConstructed were: '
-      f'{", ".join(names)}. Remove the bindings, or refer to what they '
-      'configure, as in: Experiment.estimator = @HGPO()'
   )

@@ -1,9 +1,9 @@
 """What a run folder says about how the run was made.
 
-  config.gin     every binding; running it makes the same run
-  operative.gin  every parameter that was read, defaults included
-  run.json       the configuration as resolved values, its fingerprint, the
-                 seed, and one entry a start: command, versions, commit, devices
+config.gin     every binding; running it makes the same run
+operative.gin  every parameter that was read, defaults included
+run.json       the configuration as resolved values, its fingerprint, the
+               seed, and one entry a start: command, versions, commit, devices
 """
 
 from __future__ import annotations
@@ -81,9 +81,7 @@ def _flatten(path: str, value: Any, strict_only: bool, result: dict) -> None:
 def fingerprint(root: Any) -> str:
   """sha256 of the values that must not change on resume."""
   values = flatten(root, strict_only=True)
-  return hashlib.sha256(
-      json.dumps(values, sort_keys=True).encode()
-  ).hexdigest()
+  return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def write(
@@ -136,8 +134,7 @@ def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:
     return None
   try:
     record = json.loads(path.read_text())
-    record['fingerprint'], record['config']  # pylint: disable=pointless-statement
-    return record
+    return {**record, **{k: record[k] for k in ('fingerprint', 'config')}}
   except (ValueError, KeyError, TypeError) as error:
     raise gin_source.ConfigError(
         f'{path} is not the record of a run ({error}); give another --run_dir'
@@ -152,7 +149,7 @@ def _write_whole(path: pathlib.Path, content: str) -> None:
 
 
 def _attempt(devices: Sequence[str]) -> dict[str, Any]:
-  now = datetime.datetime.now(datetime.timezone.utc)
+  now = datetime.datetime.now(datetime.UTC)
   return {
       'started': now.isoformat(timespec='seconds'),
       'command': shlex.join([sys.executable, *sys.orig_argv[1:]]),
@@ -183,7 +180,6 @@ def _git() -> dict[str, Any] | None:
   try:
     run = lambda *args: subprocess.run(
         ('git', '-C', str(root), *args),
-        *(),
         capture_output=True,
         text=True,
         check=True,

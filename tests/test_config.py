@@ -12,10 +12,11 @@ from typing import Any, Literal, Protocol
 
 from absl import logging
 import gin
+import pytest
+
 from hgpo_jax import config
 from hgpo_jax import gin_source
 from hgpo_jax import run_record
-import pytest
 
 
 class Estimator(Protocol):
@@ -134,7 +135,8 @@ def test_binding_in_a_scope_that_is_never_entered():
 
 def test_binding_that_every_scope_overrides():
   text = refused(
-      'Walk.estimator = @train/Toy()', 'Toy.alpha = 2.0',
+      'Walk.estimator = @train/Toy()',
+      'Toy.alpha = 2.0',
       'train/Toy.alpha = 3.0',
   )
   assert 'Toy.alpha = 2.0' in text and 'train/Toy.alpha' not in text
@@ -213,8 +215,12 @@ def test_types_are_checked_by_hand_too_and_ints_become_floats():
 
 def test_values_that_fit():
   walk = load(
-      'Toy.alpha = 2', 'Toy.betas = [0, 1]', 'Toy.limit = 4',
-      "Toy.names = ['a', 'b']", "Toy.weights = {'x': 1}", "Toy.mode = 'sum'",
+      'Toy.alpha = 2',
+      'Toy.betas = [0, 1]',
+      'Toy.limit = 4',
+      "Toy.names = ['a', 'b']",
+      "Toy.weights = {'x': 1}",
+      "Toy.mode = 'sum'",
   )
   toy = walk.estimator
   assert toy == Toy(2.0, 2, 'sum', 4, (0.0, 1.0), ('a', 'b'), {'x': 1.0})
@@ -245,8 +251,11 @@ def test_misspelt_scope(binding):
 
 def test_scopes_give_each_its_values():
   walk = load(
-      'Walk.estimator = @train/Toy()', 'Walk.second = @eval/Toy()',
-      'Toy.depth = 4', 'train/Toy.alpha = 1.0', 'eval/Toy.alpha = 0.4',
+      'Walk.estimator = @train/Toy()',
+      'Walk.second = @eval/Toy()',
+      'Toy.depth = 4',
+      'train/Toy.alpha = 1.0',
+      'eval/Toy.alpha = 0.4',
   )
   assert (walk.estimator.alpha, walk.second.alpha) == (1.0, 0.4)
   assert walk.estimator.depth == walk.second.depth == 4
@@ -254,7 +263,9 @@ def test_scopes_give_each_its_values():
 
 def test_unused_macro():
   text = refused('LR = 1.0', 'LRR = 5.0', 'Toy.alpha = %LR')
-  assert 'the macro LRR is defined but nothing uses it; did you mean LR?' in text
+  assert (
+      'the macro LRR is defined but nothing uses it; did you mean LR?' in text
+  )
 
 
 def test_undefined_macro():
@@ -287,7 +298,9 @@ def test_required_macro_without_a_value():
 
 def test_missing_field():
   text = refused(base=BASE[1:])
-  assert "Walk: missing a required argument: 'estimator'. Bind it in gin" in text
+  assert (
+      "Walk: missing a required argument: 'estimator'. Bind it in gin" in text
+  )
 
 
 @pytest.mark.parametrize('value', ['true', 'yes', '1e', '(1', '%'])
@@ -373,7 +386,10 @@ def test_missing_file(folder):
         ('\nToi:\n  alpha = 1', 'x.gin:2: no configurable is called Toi'),
         ('\neva/Toy.alpha = 1', 'x.gin:2: eva/Toy.alpha has the unknown sc'),
         ('\nLR = 1', 'x.gin:2: the macro LR is defined but nothing uses it'),
-        ('\nToy.alpha = "a"', "got 'a' (str), expected float (bound at x.gin:2"),
+        (
+            '\nToy.alpha = "a"',
+            "got 'a' (str), expected float (bound at x.gin:2",
+        ),
         ("\ninclude 'y.gin'", 'x.gin:2: no gin file y.gin'),
         ("\ninclude 'x.gin'", 'x.gin:2: x.gin includes itself'),
         ('\nimport no_such', 'x.gin:2: cannot import no_such: No module named'),
@@ -388,8 +404,7 @@ def test_errors_name_file_and_line(folder, content, text):
 
 def test_imports_register(folder, monkeypatch):
   monkeypatch.syspath_prepend(str(folder))
-  (folder / 'late_module.py').write_text(
-      textwrap.dedent("""
+  (folder / 'late_module.py').write_text(textwrap.dedent("""
           import dataclasses
           from hgpo_jax import config
 
@@ -397,8 +412,7 @@ def test_imports_register(folder, monkeypatch):
           @dataclasses.dataclass(frozen=True)
           class Imported:
             x: int = 1
-      """)
-  )
+      """))
   (folder / 'x.gin').write_text(
       'import late_module\nImported.x = 2\nWalk.anything = @Imported()\n'
   )
@@ -483,9 +497,14 @@ def test_fingerprint_sees_every_value_and_no_spelling():
   assert config.fingerprint() == first
   seen = {first}
   for binding in (
-      'Toy.depth = 9', "Toy.mode = 'sum'", 'Toy.limit = 0',
-      'Toy.betas = (0.5, 0.95)', "Toy.names = ('a',)", 'Walk.seed = 2',
-      "Toy.weights = {'a': 1}", 'Walk.second = @Toy()',
+      'Toy.depth = 9',
+      "Toy.mode = 'sum'",
+      'Toy.limit = 0',
+      'Toy.betas = (0.5, 0.95)',
+      "Toy.names = ('a',)",
+      'Walk.seed = 2',
+      "Toy.weights = {'a': 1}",
+      'Walk.second = @Toy()',
       'Walk.estimator = @Other()',
   ):
     load(binding)

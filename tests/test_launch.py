@@ -9,10 +9,11 @@ import sys
 import textwrap
 import time
 
+import pytest
+
 from launch import plan as plan_lib
 from launch import run
 from launch import supervise
-import pytest
 
 _ROOT = pathlib.Path(run.__file__).resolve().parent.parent
 
@@ -33,7 +34,7 @@ def _count_starts(body):
   return (
       'import os, pathlib, signal, sys, time\n'
       "p = pathlib.Path(os.environ['FOLDER'], 'starts')\n"
-      "n = int(p.read_text()) + 1 if p.exists() else 1\n"
+      'n = int(p.read_text()) + 1 if p.exists() else 1\n'
       'p.write_text(str(n))\n' + textwrap.dedent(body)
   )
 
@@ -102,8 +103,7 @@ def test_a_process_deaf_to_sigterm_is_killed_after_the_grace(tmp_path):
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_training_and_nothing_restarts(tmp_path, number):
   # The whole launcher, with a training module that saves when told to stop.
-  (tmp_path / 'fake_train.py').write_text(
-      _count_starts("""
+  (tmp_path / 'fake_train.py').write_text(_count_starts("""
           def leave(*_):
             print('saved', flush=True)
             sys.exit(42)
@@ -111,8 +111,7 @@ def test_a_signal_reaches_the_training_and_nothing_restarts(tmp_path, number):
           signal.signal(signal.SIGINT, leave)
           pathlib.Path(os.environ['FOLDER'], 'ready').touch()
           time.sleep(60)
-      """)
-  )
+      """))
   code = textwrap.dedent(f"""
       import pathlib, sys
       from launch import plan, run
@@ -151,9 +150,13 @@ def _dry_run(*args):
 
 def test_dry_run_prints_the_plan_and_makes_nothing(tmp_path):
   result = _dry_run(
-      f'--run_dir={tmp_path}/new', '--gin_file=runs/quickstart.gin',
-      '--gin_bindings=HGPO.alpha = 0.5', '--python=py', '--dry_run',
-      '--', '--alsologtostderr',
+      f'--run_dir={tmp_path}/new',
+      '--gin_file=runs/quickstart.gin',
+      '--gin_bindings=HGPO.alpha = 0.5',
+      '--python=py',
+      '--dry_run',
+      '--',
+      '--alsologtostderr',
   )
   assert result.returncode == 0, result.stderr
   assert result.stdout == (

@@ -1,0 +1,141 @@
+"""Imports go one way, and importing the package is cheap."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PACKAGE = _ROOT / 'hgpo_jax'
+_MAX_LINES = 320
+
+_BASE = {'types', 'config', 'sharding'}
+_ISLANDS = {'envs', 'models', 'advantages', 'losses', 'batch', 'io'}
+_MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner'}
+_TOP = {'experiment', 'credit', 'report', 'assets'}
+_ENTRIES = {'train', 'eval', 'export'}
+
+# Part -> the parts it may import, beside itself. A part is a module or a
+# folder right under hgpo_jax.
+_ALLOWED = {
+    'types': set(),
+    'field_types': set(),
+    'gin_source': set(),
+    'gin_checks': {'gin_source'},
+    'run_record': {'gin_source'},
+    'config': {
+        'types',
+        'field_types',
+        'gin_source',
+        'gin_checks',
+        'run_record',
+    },
+    'sharding': {'types', 'config'},
+    **{island: _BASE for island in _ISLANDS},
+    'rollout': _BASE | {'envs', 'models'},
+    'learner': _BASE | {'losses', 'models'},
+    **{part: _MIDDLE | _TOP for part in _TOP},
+    **{entry: _MIDDLE | _TOP for entry in _ENTRIES},
+}
+
+
+def imported_parts(source: str, package: str = 'hgpo_jax') -> set[str]:
+  """Returns the parts of the package that a module imports, at any depth."""
+  found = set()
+  for node in ast.walk(ast.parse(source)):
+    names = []
+    if isinstance(node, ast.Import):
+      names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      assert not node.level, 'relative imports hide what is imported'
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
+    for name in names:
+      parts = name.split('.')
+      if parts[0] == package and len(parts) > 1:
+        found.add(parts[1])
+  return found
+
+
+def violations(part: str, source: str) -> set[str]:
+  assert part in _ALLOWED, f'{part} has no place in the layers yet'
+  return imported_parts(source) - _ALLOWED[part] - {part}
+
+
+def _modules():
+  return sorted(_PACKAGE.rglob('*.py'))
+
+
+def _part(path):
+  return path.relative_to(_PACKAGE).parts[0].removesuffix('.py')
+
+
+@pytest.mark.parametrize(
+    'path', _modules(), ids=lambda path: str(path.relative_to(_PACKAGE))
+)
+def test_imports_go_one_way(path):
+  if path.parent == _PACKAGE and path.name == '__init__.py':
+    assert not imported_parts(path.read_text())
+  else:
+    assert not violations(_part(path), path.read_text())
+
+
+@pytest.mark.parametrize(
+    ('part', 'source', 'bad'),
+    [
+        ('envs', 'from hgpo_jax.models import base', {'models'}),
+        ('envs', 'import hgpo_jax.rollout.parse', {'rollout'}),
+        ('types', 'from hgpo_jax import config', {'config'}),
+        ('rollout', 'def f():\n  from hgpo_jax import learner', {'learner'}),
+        ('learner', 'from hgpo_jax.experiment import loop', {'experiment'}),
+        ('experiment', 'from hgpo_jax import train', {'train'}),
+        ('learner', 'from hgpo_jax.models import base', set()),
+        ('envs', 'from hgpo_jax.envs import base\nimport jax', set()),
+    ],
+)
+def test_the_check_finds_what_it_should(part, source, bad):
+  assert violations(part, source) == bad
+
+
+def test_files_stay_readable():
+  paths = [*_modules(), *(_ROOT / 'launch').rglob('*.py')]
+  lines = {
+      str(path.relative_to(_ROOT)): len(path.read_text().splitlines())
+      for path in paths
+  }
+  long = {k: v for k, v in lines.items() if v >= _MAX_LINES}
+  assert not long, f'split these, the limit is {_MAX_LINES} lines: {long}'
+
+
+def _imports_of(statement):
+  code = (
+      f'import sys; {statement}; '
+      "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+  )
+  result = subprocess.run(
+      [sys.executable, '-c', code],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+  )
+  return set(result.stdout.split())
+
+
+def test_importing_the_package_imports_neither_jax_nor_an_environment():
+  heavy = {'jax', 'flax', 'optax', 'numpy', 'textworld', 'alfworld', 'torch'}
+  assert not _imports_of('import hgpo_jax') & heavy
+  assert not _imports_of('from hgpo_jax import config') & heavy
+
+
+def test_environments_import_no_jax():
+  names = sorted(
+      '.'.join(path.relative_to(_ROOT).with_suffix('').parts)
+      for path in (_PACKAGE / 'envs').rglob('*.py')
+      if path.name != '__init__.py'
+  )
+  found = _imports_of('import ' + ', '.join(['hgpo_jax.types', *names]))
+  assert not found & {'jax', 'torch', 'torchvision', 'ai2thor', 'transformers'}
