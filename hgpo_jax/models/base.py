@@ -32,14 +32,18 @@ class ModelConfig:
 class KVCache:
   """Keys and values of every layer, and which entries may be attended to.
 
+  Every leaf has rows on axis 0, so rows are picked, repeated or merged with
+  `jax.tree.map`. Layers are apart because a decode loop updates and reads
+  separate arrays in place, but copies slices of a stacked one.
+
   Attributes:
-    k: [L, B, K, S, H'] where H' is the head dimension.
-    v: [L, B, K, S, H'].
+    k: L arrays [B, K, S, H'] where H' is the head dimension.
+    v: L arrays [B, K, S, H'].
     valid_BS: bool, entries that hold a real token.
   """
 
-  k: jax.Array
-  v: jax.Array
+  k: tuple[jax.Array, ...]
+  v: tuple[jax.Array, ...]
   valid_BS: jax.Array
 
 
