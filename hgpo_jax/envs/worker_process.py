@@ -1,0 +1,167 @@
+"""The parent's side of one worker: starting, talking to and ending it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import multiprocessing
+from multiprocessing import connection
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import types as python_types
+
+from absl import logging
+
+from hgpo_jax.envs import base
+from hgpo_jax.envs import worker
+
+_KILL_SECONDS = 5.0
+
+
+class WorkerProcess:
+  """A worker process, its pipe, and the requests that it has not answered.
+
+  A replaced process gets a new pipe, so no reply of an old process can ever
+  be taken for one of the new.
+
+  Attributes:
+    index: number of the worker in the pool.
+    slots: the slots that live in it.
+    pending: unanswered requests by id, oldest first; the worker answers in
+      order, so the first is the one that it is busy with.
+    since: `time.monotonic()` when the first pending request began.
+  """
+
+  def __init__(self, index: int, slots: Sequence[int]):
+    self.index = index
+    self.slots = tuple(slots)
+    self.pending: dict[int, worker.Request] = {}
+    self.since = 0.0
+    self.conn: connection.Connection | None = None
+    self._process: multiprocessing.process.BaseProcess | None = None
+
+  @property
+  def head(self) -> worker.Request | None:
+    """The request that the worker is busy with."""
+    return next(iter(self.pending.values()), None)
+
+  @property
+  def pid(self) -> int | None:
+    """Process id; None when there is no process."""
+    return self._process.pid if self._process else None
+
+  def start(
+      self, spec: base.EnvSpec, io_timeout_s: float, needs_main: bool = False
+  ) -> None:
+    """Starts a process; the reply to `worker.START` will say it is ready.
+
+    Args:
+      spec: what the worker makes its environments from.
+      io_timeout_s: the longest that one read or write may block the parent.
+      needs_main: the spec's classes live in `__main__`.
+    """
+    context = multiprocessing.get_context('forkserver')
+    self.conn, child = context.Pipe()
+    _limit_blocking(self.conn, io_timeout_s)
+    self._process = context.Process(
+        target=worker.main,
+        args=(child,),
+        name=f'env-worker-{self.index}',
+        daemon=True,
+    )
+    with _shielded_start(needs_main):
+      self._process.start()
+    child.close()
+    self.send((spec, self.slots), [worker.Request(worker.START, slot=-1)])
+
+  def send(self, message: object, requests: list[worker.Request]) -> None:
+    """Sends `message`; from now on `requests` are pending."""
+    self.pending = {request.id: request for request in requests}
+    self.since = time.monotonic()
+    try:
+      self.conn.send(message)
+    except OSError as error:  # Dead or stuck: reading or the deadline tells.
+      logging.warning('worker %d takes no message: %r', self.index, error)
+
+  def receive(self) -> tuple[worker.Request, worker.Reply]:
+    """The next reply and the request that it answers.
+
+    Raises:
+      EOFError or OSError if the worker died; anything else if what it sent is
+      no reply to a pending request.
+    """
+    reply = self.conn.recv()
+    if not isinstance(reply, worker.Reply):
+      raise ValueError(f'got {type(reply).__name__}, expected a Reply')
+    request = self.pending.get(reply.id)
+    if request is None or request.slot != reply.slot:
+      raise ValueError(
+          f'reply {reply.id} of slot {reply.slot} answers no pending request'
+          f' {reply.error}'.rstrip()
+      )
+    del self.pending[reply.id]
+    self.since = time.monotonic()
+    return request, reply
+
+  def exit_code(self) -> int | None:
+    """How a dead process ended: -9 for SIGKILL; None while it lives."""
+    self._process.join(_KILL_SECONDS)
+    return self._process.exitcode
+
+  def hang_up(self) -> None:
+    """Closes the pipe, which asks an idle worker to end by itself."""
+    if self.conn is not None:
+      self.conn.close()
+
+  def end(self, grace_s: float = 0.0) -> None:
+    """Ends the process, by force once `grace_s` is over. Safe to repeat."""
+    if self._process is not None:
+      self._process.join(grace_s)
+      if self._process.is_alive():
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+          os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # It may not lead its own group yet.
+        self._process.join(_KILL_SECONDS)
+    self.hang_up()
+    self._process, self.conn, self.pending = None, None, {}
+
+  def resident_mb(self) -> float:
+    """Resident memory in MB; 0 without a process or where /proc is absent."""
+    try:
+      with open(f'/proc/{self.pid}/statm', encoding='ascii') as file:
+        pages = int(file.read().split()[1])
+    except OSError:
+      return 0.0
+    return pages * os.sysconf('SC_PAGE_SIZE') / 1e6
+
+
+def _limit_blocking(conn: connection.Connection, seconds: float) -> None:
+  """Lets a blocked read or write fail: a stopped peer must not stop us."""
+  limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
+  with socket.socket(fileno=os.dup(conn.fileno())) as peer:
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
+@contextlib.contextmanager
+def _shielded_start(needs_main: bool) -> Iterator[None]:
+  """Keeps Ctrl-C and the caller's `__main__` away from a starting worker.
+
+  A blocked signal stays blocked in the processes started meanwhile. With
+  `__main__` in sight multiprocessing would run the training script's module,
+  and import JAX, once again in each worker.
+  """
+  main = sys.modules['__main__']
+  mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+  try:
+    if not needs_main:
+      sys.modules['__main__'] = python_types.ModuleType('__main__')
+    yield
+  finally:
+    sys.modules['__main__'] = main
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

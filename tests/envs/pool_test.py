@@ -1,0 +1,358 @@
+"""The pool under environments that raise, hang, die and answer nonsense."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from hgpo_jax import types
+from hgpo_jax.envs import ledger
+from hgpo_jax.envs import pool
+from hgpo_jax.envs import worker
+from hgpo_jax.envs import worker_process
+from tests.envs import toy
+
+TIMEOUT_S = 1.0
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Fault -> kind of the failure, words of its message, workers replaced.
+FAULTS = {
+    'raise_in_reset': ('env_error', 'ValueError: the box bites (toy.py:', 0),
+    'raise_in_step': ('env_error', 'ValueError: the box bites (toy.py:', 0),
+    'sys_exit_in_step': ('env_error', 'SystemExit: the toy leaves', 0),
+    'nan_in_step': ('env_error', 'reward is nan, expected a finite', 0),
+    'nan_in_reset': ('env_error', 'reward is nan, expected a finite', 0),
+    'wrong_type_in_step': ('env_error', 'tuple, expected StepResult', 0),
+    'hang_in_reset': ('timeout', f'within reset_timeout_s={TIMEOUT_S:g}', 1),
+    'hang_in_step': ('timeout', f'within step_timeout_s={TIMEOUT_S:g}', 1),
+    'exit_in_step': ('env_error', 'exit code 3, 2 times', 2),
+}
+SPEC = toy.ToySpec(
+    kinds=('put',), faults=tuple(enumerate(FAULTS, start=4)), fault_step=2
+)
+TASKS = [SPEC.split('train')[index] for index in range(16)]
+
+
+def make_pool(spec: toy.ToySpec = SPEC, slots: int = 4) -> pool.EnvPool:
+  return pool.EnvPool(spec, slots, 2, TIMEOUT_S, TIMEOUT_S, 30.0)
+
+
+def play(task: types.Task, spec: toy.ToySpec = SPEC) -> list[types.StepResult]:
+  """What an environment in this process answers to the task's solution."""
+  env = spec.make()
+  actions = toy.solution(spec, task)
+  return [env.reset(task), *(env.step(action) for action in actions)]
+
+
+@pytest.fixture(name='envs', scope='module')
+def shared_pool():
+  with make_pool() as envs:
+    yield envs
+
+
+def change(envs: pool.EnvPool, before: types.Metrics, name: str) -> float:
+  return envs.metrics[f'pool/{name}'] - before[f'pool/{name}']
+
+
+def test_plays_what_one_env_plays(envs):
+  order = (2, 0, 3, 1)
+  expected = {slot: play(TASKS[slot]) for slot in order}
+  answers = envs.reset({slot: TASKS[slot] for slot in order})
+  assert list(answers) == list(order)
+  for step in range(4):
+    assert answers == {slot: expected[slot][step] for slot in order}
+    answers = envs.step(
+        {slot: toy.solution(SPEC, TASKS[slot])[step] for slot in order}
+    )
+  assert all(answers[slot].success is True for slot in order)
+
+
+@pytest.mark.parametrize('fault', FAULTS)
+def test_only_the_slot_that_misbehaves_fails(envs, fault):
+  kind, words, restarts = FAULTS[fault]
+  task = TASKS[4 + list(FAULTS).index(fault)]
+  before = envs.metrics
+  # Slots 1 and 3 share a worker: 1 is served first, 3 waits behind it.
+  tasks = {0: TASKS[0], 1: task, 2: TASKS[2], 3: TASKS[3]}
+  failure, step = envs.reset(tasks)[1], 0
+  while isinstance(failure, types.StepResult):
+    answers = envs.step(
+        {slot: toy.solution(SPEC, tasks[slot])[step] for slot in tasks}
+    )
+    failure, step = answers[1], step + 1
+  assert isinstance(failure, pool.EnvFailure) and failure.kind == kind
+  assert words in failure.message
+  where = f'step {step}' if step else 'reset'
+  assert f'{where} of task {task.task_id!r}' in failure.message
+  with pytest.raises(ValueError, match='slot 1 has no episode: reset it'):
+    envs.step({1: 'look'})
+  # The others go on as if nothing had happened, and so does a new episode.
+  assert envs.reset({1: TASKS[1]})[1] == play(TASKS[1])[0]
+  others = (0, 2, 3)
+  for step in range(step, 4):
+    answers = envs.step(
+        {slot: toy.solution(SPEC, tasks[slot])[step] for slot in others}
+    )
+    assert answers == {s: play(tasks[s])[step + 1] for s in others}
+  assert change(envs, before, 'restarts') == restarts
+  assert change(envs, before, 'env_errors') == (kind == 'env_error')
+  assert change(envs, before, 'timeouts') == (kind == 'timeout')
+
+
+@pytest.mark.parametrize('when', ['idle', 'busy'])
+def test_killed_worker_loses_nothing(tmp_path, when):
+  spec = toy.ToySpec(
+      kinds=('put',),
+      faults=((1, 'die_once_in_step'),) if when == 'busy' else (),
+      fault_step=3,
+      marker=str(tmp_path / 'died'),
+  )
+  tasks = {slot: spec.split('train')[slot] for slot in range(4)}
+  with make_pool(spec) as envs:
+    envs.reset(tasks)
+    for step in range(4):
+      if when == 'idle' and step == 2:
+        os.kill(envs.worker_pids[1], signal.SIGKILL)
+      answers = envs.step(
+          {s: toy.solution(spec, task)[step] for s, task in tasks.items()}
+      )
+    assert all(answer.success for answer in answers.values())
+    assert envs.metrics['pool/restarts'] == 1
+    assert envs.metrics['pool/replays'] == 2  # Slots 1 and 3.
+    assert envs.metrics['pool/env_errors'] == 0
+
+
+def test_stopped_worker_times_out(envs):
+  envs.reset({slot: TASKS[slot] for slot in range(4)})
+  os.kill(envs.worker_pids[0], signal.SIGSTOP)
+  first = {slot: toy.solution(SPEC, TASKS[slot])[0] for slot in range(4)}
+  answers = envs.step(first)
+  assert answers[0].kind == 'timeout'
+  for slot in (1, 2, 3):
+    assert answers[slot] == play(TASKS[slot])[1]
+
+
+def test_replay_that_differs_ends_the_episode():
+  spec = toy.ToySpec(kinds=('put',), faults=((0, 'random_in_step'),))
+  task = spec.split('train')[0]
+  with make_pool(spec, slots=1) as envs:
+    envs.reset({0: task})
+    envs.step({0: 'look'})
+    os.kill(envs.worker_pids[0], signal.SIGKILL)
+    failure = envs.step({0: 'look'})[0]
+    assert failure.kind == 'env_error'
+    assert 'after a replay of 1 actions' in failure.message
+    assert 'not deterministic [step 2 of' in failure.message or (
+        task.task_id in failure.message
+    )
+    assert isinstance(envs.reset({0: task})[0], types.StepResult)
+
+
+def test_slow_slots_each_have_their_own_deadline():
+  # Six resets of 0.3 s one after the other take longer than one deadline.
+  spec = toy.ToySpec(faults=tuple((n, 'slow_in_reset') for n in range(6)))
+  with pool.EnvPool(spec, 6, 1, TIMEOUT_S, TIMEOUT_S, 30.0) as envs:
+    tasks = {slot: spec.split('train')[slot] for slot in range(6)}
+    answers = envs.reset(tasks)
+  assert all(isinstance(a, types.StepResult) for a in answers.values())
+
+
+@pytest.mark.parametrize(
+    'spec,words',
+    [
+        (
+            toy.ToySpec(make_error='no module named box'),
+            r'worker [01] could not make 2 envs of ToySpec: RuntimeError: the'
+            r' toy box is empty \(toy.py:\d+\) <- caused by ImportError: no'
+            ' module named box',
+        ),
+        (
+            toy.ToySpec(make_seconds=60.0),
+            'could not make 2 envs of ToySpec: no answer within'
+            ' start_timeout_s=1.5',
+        ),
+        (
+            toy.ToySpec(marker=lambda: ''),
+            'ToySpec cannot be sent to a worker: .*picklable frozen dataclass',
+        ),
+    ],
+    ids=['raises', 'hangs', 'unpicklable'],
+)
+def test_environment_that_cannot_start(spec, words):
+  with pytest.raises(pool.EnvStartError, match=words):
+    pool.EnvPool(spec, 4, 2, start_timeout_s=1.5)
+  assert not multiprocessing.active_children()[2:]  # The shared pool's two.
+
+
+@pytest.mark.parametrize(
+    'call,error,words',
+    [
+        (lambda e: e.step({7: 'look'}), ValueError, r'slot 7 is not in 0..3'),
+        (lambda e: e.reset({-1: TASKS[0]}), ValueError, 'slot -1 is not in'),
+        (lambda e: e.reset({0: 3}), TypeError, 'got 3, expected a Task'),
+        (lambda e: e.step({0: None}), TypeError, 'got None, expected a comm'),
+        (lambda e: e.step({0: 'look'}), ValueError, 'is over: reset it first'),
+    ],
+)
+def test_mistakes_of_the_caller(envs, call, error, words):
+  envs.reset({0: TASKS[0]})
+  for action in toy.solution(SPEC, TASKS[0]):
+    envs.step({0: action})
+  with pytest.raises(error, match=words):
+    call(envs)
+
+
+def test_sizes_and_closing():
+  with pytest.raises(ValueError, match='EnvPool.num_slots is 0, expected more'):
+    pool.EnvPool(SPEC, 0, 1)
+  children = len(multiprocessing.active_children())
+  for _ in range(3):
+    envs = make_pool(slots=1)
+    assert len(envs.worker_pids) == 1  # Never more workers than slots.
+    envs.close()
+    envs.close()
+  assert len(multiprocessing.active_children()) == children
+  with pytest.raises(RuntimeError, match='the EnvPool is closed'):
+    envs.reset({0: TASKS[0]})
+
+
+def test_memory_of_a_worker_is_measured():
+  spec = toy.ToySpec(faults=((0, 'leak_in_reset'),))
+  with make_pool(spec, slots=2) as envs:
+    before = envs.metrics
+    for _ in range(40):
+      envs.reset({0: spec.split('train')[0]})
+    after = envs.metrics
+  assert 5.0 < before['pool/rss_mb_0'] < 500.0
+  assert 30.0 < after['pool/rss_mb_0'] - before['pool/rss_mb_0'] < 60.0
+  assert after['pool/rss_mb_1'] - before['pool/rss_mb_1'] < 10.0
+
+
+def test_replies_are_known_by_their_id():
+  """Reversed replies find their slots; stale and misplaced ones are refused."""
+  process = worker_process.WorkerProcess(0, (0, 1))
+  process.conn, far = multiprocessing.Pipe()
+  books = ledger.Ledger(2)
+  books.open({s: ledger.Job(task=TASKS[s]) for s in (0, 1)})
+  requests = books.requests((0, 1))
+  process.send(requests, requests)
+  results = [play(TASKS[slot])[0] for slot in (0, 1)]
+  for request in reversed(far.recv()):
+    task_id, result = request.task.task_id, results[request.slot]
+    far.send(worker.Reply(request.id, request.slot, task_id, result))
+    books.settle(*process.receive())
+  assert books.answers == {0: results[0], 1: results[1]}
+  books.open({0: ledger.Job(action='look')})
+  request = books.requests((0,))[0]
+  for bad in (
+      worker.Reply(requests[0].id, 0, TASKS[0].task_id, results[0]),
+      worker.Reply(request.id, 1, TASKS[0].task_id, results[0]),
+      'nonsense',
+  ):
+    process.send([request], [request])
+    far.send(bad)
+    with pytest.raises(ValueError, match='no pending request|got str'):
+      process.receive()
+  books.settle(request, worker.Reply(request.id, 0, 'other', results[0]))
+  assert "is for task 'other', expected 'toy/" in books.answers[0].message
+
+
+def test_garbage_from_a_worker_is_survived(envs, monkeypatch):
+  envs.reset({slot: TASKS[slot] for slot in range(4)})
+  receive, calls = worker_process.WorkerProcess.receive, []
+
+  def garbled(process):
+    if not calls:
+      calls.append(process.conn.recv())
+      raise ValueError('got bytes, expected a Reply')
+    return receive(process)
+
+  monkeypatch.setattr(worker_process.WorkerProcess, 'receive', garbled)
+  before = envs.metrics
+  first = {slot: toy.solution(SPEC, TASKS[slot])[0] for slot in range(4)}
+  assert envs.step(first) == {s: play(TASKS[s])[1] for s in range(4)}
+  assert change(envs, before, 'restarts') == 1
+
+
+def test_ctrl_c_in_a_call_closes_the_pool():
+  spec = toy.ToySpec(faults=((0, 'hang_in_reset'),))
+  envs = pool.EnvPool(spec, 2, 2, 30.0, 30.0, 30.0)
+  pids = envs.worker_pids
+  main = threading.main_thread().ident
+  timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+  timer.start()
+  with pytest.raises(KeyboardInterrupt):
+    envs.reset({s: spec.split('train')[s] for s in (0, 1)})
+  assert_gone(pids)
+
+
+def assert_gone(pids: tuple[int, ...], seconds: float = 5.0) -> None:
+  deadline = time.monotonic() + seconds
+  while alive := [pid for pid in pids if pathlib.Path(f'/proc/{pid}').exists()]:
+    assert time.monotonic() < deadline, f'{alive} are still there'
+    time.sleep(0.02)
+
+
+# Not guarded by `if __name__ == '__main__'`: workers must not run it again.
+SCRIPT = """
+import os, signal, sys, time
+from hgpo_jax.envs import pool
+from tests.envs import toy
+spec = toy.ToySpec(faults=((1, 'hang_in_step'),))
+envs = pool.EnvPool(spec, 2, 2, 30.0, 30.0, 30.0)
+print(*envs.worker_pids, flush=True)
+split = spec.split('train')
+envs.reset({0: split[0], 1: split[1]})
+end = sys.argv[1]
+if end == 'raise':
+  raise ValueError('a bug')
+if end == 'group_sigint':
+  signal.signal(signal.SIGINT, lambda *_: None)
+  os.killpg(0, signal.SIGINT)
+  time.sleep(0.2)
+  assert envs.step({0: 'look'})[0].observation == 'Nothing happens.'
+  assert not envs.metrics['pool/restarts']
+if end == 'stopped':
+  os.kill(envs.worker_pids[0], signal.SIGSTOP)
+if end.startswith('SIG'):
+  print('stepping', flush=True)
+  envs.step({1: 'look'})
+"""
+
+
+@pytest.mark.parametrize(
+    'end',
+    ['exit', 'raise', 'group_sigint', 'stopped', 'SIGINT', 'SIGTERM', 'SIGKILL'],
+)
+def test_no_orphans(tmp_path, end):
+  """However the parent ends, and with a worker hung, no worker outlives it."""
+  script = tmp_path / 'script.py'
+  script.write_text(textwrap.dedent(SCRIPT))
+  parent = subprocess.Popen(
+      [sys.executable, str(script), end],
+      cwd=ROOT,
+      env={**os.environ, 'PYTHONPATH': str(ROOT)},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+      text=True,
+      start_new_session=True,
+  )
+  pids = tuple(map(int, parent.stdout.readline().split()))
+  assert len(pids) == 2
+  if end.startswith('SIG'):
+    assert parent.stdout.readline() == 'stepping\n'
+    time.sleep(0.1)
+    parent.send_signal(getattr(signal, end))
+  _, errors = parent.communicate(timeout=20)
+  assert_gone(pids)
+  ok = end in ('exit', 'group_sigint', 'stopped')
+  assert (parent.returncode == 0) == ok, errors
