@@ -6,8 +6,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Protocol
 
-import gin
 import numpy as np
+
+from hgpo_jax import config
 
 _WELCOME = '-= Welcome to TextWorld, ALFRED! =-'
 _TASK_MARK = 'Your task is to: '
@@ -49,7 +50,7 @@ class Template(Protocol):
     """
 
 
-@gin.configurable
+@config.configurable
 @dataclasses.dataclass(frozen=True)
 class AlfworldPrompt:
   """Prompt with the parts, in the order, of the verl-agent ALFWorld protocol.
@@ -99,7 +100,7 @@ class AlfworldPrompt:
     return '\n'.join(parts)
 
 
-@gin.configurable
+@config.configurable
 @dataclasses.dataclass(frozen=True)
 class CompactPrompt:
   """Short prompt for small policies: past actions only, the task last.

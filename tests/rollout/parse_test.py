@@ -8,7 +8,11 @@ import pytest
 from hgpo_jax.rollout import parse
 
 _GOLDEN = pathlib.Path(__file__).parents[1] / 'golden' / 'projection'
-_PARSER_OF = {'alfworld': 'tagged', 'webshop': 'webshop', 'appworld': 'appworld'}
+_PARSER_OF = {
+    'alfworld': 'tagged',
+    'webshop': 'webshop',
+    'appworld': 'appworld',
+}
 
 
 @pytest.mark.parametrize('env', _PARSER_OF)
@@ -25,4 +29,4 @@ def test_golden(path, env):
 def test_a_cut_response_keeps_what_parses():
   cut = '<think>find a mug</think><action>go to desk 1</action'
   parsed = parse.parse_tagged_action(cut)
-  assert parsed == (' find a mug</think><action>go to desk 1</action'[-30:], False)
+  assert parsed == ('k><action>go to desk 1</action', False)

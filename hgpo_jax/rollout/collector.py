@@ -1,0 +1,281 @@
+"""Plays episodes: prompts, responses, actions and results, as records."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from hgpo_jax import config
+from hgpo_jax import types
+from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.models import base
+from hgpo_jax.rollout import parse
+from hgpo_jax.rollout import prompt as prompt_lib
+from hgpo_jax.rollout import sampler as sampler_lib
+from hgpo_jax.rollout import tokenizer as tokenizer_lib
+
+_Answer = types.StepResult | pool_lib.EnvFailure
+
+
+class Pool(Protocol):
+  """The part of `envs.pool.EnvPool` that a collector needs."""
+
+  num_slots: int
+
+  def reset(self, tasks: Mapping[int, types.Task]) -> dict[int, _Answer]:
+    """Starts the task of each slot named."""
+
+  def step(self, actions: Mapping[int, str]) -> dict[int, _Answer]:
+    """Acts in each slot named."""
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Collector:
+  """How episodes are played, in training and in evaluation.
+
+  Attributes:
+    history_length: past steps shown in a prompt at most.
+    max_prompt_tokens: longest prompt; history is dropped to keep to it, and
+      an episode whose prompt does not fit without history ends as 'context'.
+    prompt: the template of prompts.
+    parser: how responses are read: 'tagged', 'webshop' or 'appworld'.
+  """
+
+  history_length: int
+  max_prompt_tokens: int
+  prompt: prompt_lib.Template
+  parser: str = 'tagged'
+
+  def __post_init__(self):
+    if self.history_length < 0 or self.max_prompt_tokens < 1:
+      raise ValueError(
+          f'Collector.history_length is {self.history_length} and '
+          f'Collector.max_prompt_tokens {self.max_prompt_tokens}; expected at '
+          'least 0 and 1'
+      )
+    if self.parser not in parse.PARSERS:
+      raise ValueError(
+          f'Collector.parser is {self.parser!r}; expected one of '
+          f'{sorted(parse.PARSERS)}'
+      )
+
+  def bind(
+      self,
+      pool: Pool,
+      tokenizer: tokenizer_lib.ChatTokenizer,
+      sampler: sampler_lib.BoundSampler,
+  ) -> BoundCollector:
+    """The collector that plays in `pool` with the policy of `sampler`."""
+    return BoundCollector(self, pool, tokenizer, sampler)
+
+
+class BoundCollector:
+  """Plays episodes in the slots of a pool, as many at a time as it has."""
+
+  def __init__(
+      self,
+      spec: Collector,
+      pool: Pool,
+      tokenizer: tokenizer_lib.ChatTokenizer,
+      sampler: sampler_lib.BoundSampler,
+  ):
+    """See `Collector.bind`.
+
+    Raises:
+      ValueError: the sampler takes no prompts as long as the spec allows.
+    """
+    longest = sampler.spec.prompt_buckets[-1]
+    if spec.max_prompt_tokens > longest:
+      raise ValueError(
+          f'Collector.max_prompt_tokens is {spec.max_prompt_tokens}, more than '
+          f'the last of Sampler.prompt_buckets, {longest}; set it to {longest} '
+          'or add a bucket'
+      )
+    self._pool = pool
+    self._tokenizer = tokenizer
+    self._sampler = sampler
+    self._parse = parse.PARSERS[spec.parser]
+    self._prompts = prompt_lib.PromptBuilder(
+        spec.prompt, tokenizer, spec.history_length, spec.max_prompt_tokens
+    )
+
+  def collect(
+      self,
+      params: base.Params,
+      tasks: Sequence[types.Task],
+      group_size: int,
+      seed: int,
+      iteration: int,
+      temperature: float,
+  ) -> list[types.Trajectory]:
+    """One group of `group_size` episodes for each task, ordered by id.
+
+    Group g plays tasks[g]; its members are trajectories g * group_size + m.
+    Tokens depend on (seed, iteration, task, trajectory, step) and on nothing
+    else: not on the number of slots, nor on which episodes run side by side.
+
+    Args:
+      params: parameters of the policy.
+      tasks: the task of each group.
+      group_size: episodes of a task; 1 for evaluation.
+      seed: of the run; not negative.
+      iteration: of the run; not negative.
+      temperature: of sampling; 0 is greedy.
+    """
+    episodes = [
+        _Episode(task, group, group * group_size + member)
+        for group, task in enumerate(tasks)
+        for member in range(group_size)
+    ]
+    waiting = collections.deque(episodes)
+    live: dict[int, _Episode] = {}
+    while waiting or live:
+      self._refill(live, waiting)
+      prompts = self._build_prompts(live)
+      keys = [
+          (seed, iteration, e.task.index, e.trajectory, len(e.steps))
+          for e in live.values()
+      ]
+      completions = self._sampler.generate(
+          params,
+          [prompt.ids for prompt in prompts.values()],
+          np.asarray(keys, np.int64).reshape(-1, 5),
+          temperature,
+      )
+      self._act(live, prompts, dict(zip(live, completions, strict=True)))
+    return [episode.trajectory_record() for episode in episodes]
+
+  def _refill(
+      self, live: dict[int, _Episode], waiting: collections.deque[_Episode]
+  ) -> None:
+    """Starts waiting episodes in free slots until one of them runs out."""
+    while waiting and len(live) < self._pool.num_slots:
+      free = [s for s in range(self._pool.num_slots) if s not in live]
+      started = {slot: waiting.popleft() for slot in free[: len(waiting)]}
+      answers = self._pool.reset({s: e.task for s, e in started.items()})
+      for slot, episode in started.items():
+        episode.begin(answers[slot])
+        live[slot] = episode
+      _drop_ended(live)
+
+  def _build_prompts(
+      self, live: dict[int, _Episode]
+  ) -> dict[int, prompt_lib.Prompt]:
+    """Prompts of all live episodes; ends those whose prompt cannot fit."""
+    prompts = {}
+    for slot, episode in live.items():
+      try:
+        prompts[slot] = self._prompts.build(
+            episode.instruction,
+            episode.turns,
+            episode.now.observation,
+            episode.now.admissible,
+        )
+      except prompt_lib.PromptTooLong:
+        episode.end_reason = types.CONTEXT
+    _drop_ended(live)
+    return prompts
+
+  def _act(
+      self,
+      live: dict[int, _Episode],
+      prompts: Mapping[int, prompt_lib.Prompt],
+      completions: Mapping[int, sampler_lib.Completion],
+  ) -> None:
+    """Sends the commands of the responses and records what they led to."""
+    parsed = {
+        slot: self._parse(self._tokenizer.decode(completion.ids))
+        for slot, completion in completions.items()
+    }
+    answers = self._pool.step({s: p.action for s, p in parsed.items()})
+    for slot, episode in live.items():
+      episode.advance(
+          prompts[slot], completions[slot], parsed[slot], answers[slot]
+      )
+    _drop_ended(live)
+
+
+class _Episode:
+  """An episode under way."""
+
+  def __init__(self, task: types.Task, group: int, trajectory: int):
+    self.task = task
+    self.group = group
+    self.trajectory = trajectory
+    self.instruction = ''
+    self.now: types.StepResult | None = None
+    self.turns: list[prompt_lib.Turn] = []
+    self.steps: list[types.Step] = []
+    self.end_reason = ''
+    self.error = ''
+
+  def begin(self, answer: _Answer) -> None:
+    """Takes the answer to the reset."""
+    if self._take(answer):
+      self.instruction = answer.instruction
+
+  def advance(
+      self,
+      prompt: prompt_lib.Prompt,
+      completion: sampler_lib.Completion,
+      parsed: parse.ParsedAction,
+      answer: _Answer,
+  ) -> None:
+    """Takes the answer to a command; a step that failed is not recorded."""
+    before = self.now
+    if not self._take(answer):
+      return
+    self.turns.append(prompt_lib.Turn(before.observation, parsed.action))
+    step = types.Step(
+        group=self.group,
+        trajectory=self.trajectory,
+        step=len(self.steps),
+        prompt_ids=prompt.ids,
+        response_ids=completion.ids,
+        sampler_logprobs=completion.logprobs,
+        finish_reason=completion.finish_reason,
+        action=parsed.action,
+        action_valid=parsed.valid,
+        action_admissible=parsed.action in before.admissible,
+        observation=before.observation,
+        state_key=before.state_key,
+        next_state_key=answer.state_key,
+        reward=answer.reward,
+        dropped_history=prompt.dropped_history,
+    )
+    self.steps.append(step)
+
+  def trajectory_record(self) -> types.Trajectory:
+    """The record of the ended episode."""
+    return types.Trajectory(
+        task=self.task,
+        group=self.group,
+        trajectory=self.trajectory,
+        steps=tuple(self.steps),
+        success=self.now is not None and bool(self.now.success),
+        score=0.0 if self.now is None else self.now.score,
+        end_reason=self.end_reason,
+        error=self.error,
+    )
+
+  def _take(self, answer: _Answer) -> bool:
+    """Notes where the episode stands; False if the environment failed."""
+    if isinstance(answer, pool_lib.EnvFailure):
+      self.end_reason, self.error = answer.kind, answer.message
+      return False
+    self.now = answer
+    if answer.terminated:
+      self.end_reason = types.SOLVED if answer.success else types.FAILED
+    elif answer.truncated:
+      self.end_reason = types.MAX_STEPS
+    return True
+
+
+def _drop_ended(live: dict[int, _Episode]) -> None:
+  for slot in [s for s, episode in live.items() if episode.end_reason]:
+    del live[slot]
