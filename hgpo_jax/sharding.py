@@ -13,12 +13,13 @@ import dataclasses
 import math
 from typing import Any
 
-import gin
 import jax
 from jax.sharding import AxisType
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
 import numpy as np
+
+from hgpo_jax import config
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
@@ -40,7 +41,7 @@ RULES: Mapping[str, tuple[str, ...]] = {
 LogicalAxes = Any
 
 
-@gin.configurable
+@config.configurable
 @dataclasses.dataclass(frozen=True)
 class Mesh:
   """How devices are arranged; one of the three may be -1: all the rest.
@@ -105,9 +106,7 @@ def spec(logical_axes: Sequence[str | None]) -> PartitionSpec:
     )
   entries = [RULES[a] if a is not None else () for a in logical_axes]
   # A one-axis entry is spelled by its name, the form that jax reports back.
-  return PartitionSpec(
-      *(e[0] if len(e) == 1 else (e or None) for e in entries)
-  )
+  return PartitionSpec(*(e[0] if len(e) == 1 else (e or None) for e in entries))
 
 
 def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
@@ -115,9 +114,7 @@ def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
   return math.prod(mesh.shape[axis] for axis in RULES[logical_axis])
 
 
-def check_divides(
-    mesh: jax.sharding.Mesh, sizes: Mapping[str, int]
-) -> None:
+def check_divides(mesh: jax.sharding.Mesh, sizes: Mapping[str, int]) -> None:
   """Raises unless the mesh splits every logical axis into equal parts.
 
   Args:
@@ -136,9 +133,7 @@ def check_divides(
       )
 
 
-def param_shardings(
-    mesh: jax.sharding.Mesh, logical_axes: LogicalAxes
-) -> Any:
+def param_shardings(mesh: jax.sharding.Mesh, logical_axes: LogicalAxes) -> Any:
   """A tree of shardings for a tree of logical axes (tuples at the leaves)."""
   return jax.tree.map(
       lambda axes: NamedSharding(mesh, spec(axes)),

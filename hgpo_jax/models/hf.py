@@ -14,24 +14,14 @@ import shutil
 import tempfile
 from typing import Any
 
-from hgpo_jax.models import base
-from hgpo_jax.models import qwen2
-from hgpo_jax.models import weight_files
 import jax
 import numpy as np
 
-# config.json field -> ModelConfig field; all are required.
-_FIELDS = {
-    'vocab_size': 'vocab_size',
-    'hidden_size': 'hidden_size',
-    'intermediate_size': 'intermediate_size',
-    'num_hidden_layers': 'num_layers',
-    'num_attention_heads': 'num_heads',
-    'num_key_value_heads': 'num_kv_heads',
-    'rms_norm_eps': 'rms_norm_eps',
-    'tie_word_embeddings': 'tie_word_embeddings',
-    'max_position_embeddings': 'max_position_embeddings',
-}
+from hgpo_jax.models import base
+from hgpo_jax.models import hf_config
+from hgpo_jax.models import qwen2_params
+from hgpo_jax.models import weight_files
+
 _TOKEN_FIELDS = ('bos_token_id', 'eos_token_id', 'pad_token_id')
 _TOKENIZER_FILES = (
     'tokenizer.json',
@@ -62,35 +52,7 @@ _HEAD = 'lm_head.weight'
 
 def read_config(folder: str | os.PathLike[str]) -> base.ModelConfig:
   """The model shape in `config.json`; raises for what isn't plain Qwen2."""
-  path = pathlib.Path(folder) / 'config.json'
-  raw = _read_json(path)
-  _refuse_variants(path, raw)
-  missing = [name for name in _FIELDS if raw.get(name) is None]
-  theta = raw.get('rope_theta', _rope(raw).get('rope_theta'))
-  missing += ['rope_theta'] if theta is None else []
-  if missing:
-    raise ValueError(
-        f'{path}: missing fields {missing}. Use the complete config.json of'
-        ' the model; no field is guessed.'
-    )
-  fields = {ours: raw[theirs] for theirs, ours in _FIELDS.items()}
-  heads, kv_heads = fields['num_heads'], fields['num_kv_heads']
-  if heads % kv_heads:
-    raise ValueError(
-        f'{path}: num_attention_heads={heads} is not a multiple of'
-        f' num_key_value_heads={kv_heads}.'
-    )
-  head_dim = raw.get('head_dim')
-  if head_dim is None:
-    head_dim, rest = divmod(fields['hidden_size'], heads)
-    if rest:
-      raise ValueError(
-          f'{path}: hidden_size={fields["hidden_size"]} is not a multiple of'
-          f' num_attention_heads={heads}, and there is no head_dim.'
-      )
-  return base.ModelConfig(
-      head_dim=head_dim, rope_theta=float(theta), **fields
-  )
+  return hf_config.read(folder)
 
 
 def load_params(
@@ -102,7 +64,7 @@ def load_params(
   """
   folder = pathlib.Path(folder)
   shapes = tensor_shapes(config)
-  specs = qwen2.param_specs(config)
+  specs = qwen2_params.specs(config)
   params = jax.tree.map(lambda s: np.empty(s.shape, np.float32), specs)
   with weight_files.WeightFiles(folder) as files:
     extra_head = config.tie_word_embeddings and _HEAD in files.file_of
@@ -156,9 +118,7 @@ def save_folder(
       tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent)
   )
   try:
-    _write_files(
-        partial, config, params, source_folder, dtype, max_shard_bytes
-    )
+    _write_files(partial, config, params, source_folder, dtype, max_shard_bytes)
     partial.chmod(0o755)  # A temporary folder is private to its owner.
     partial.rename(folder)
   except BaseException:
@@ -168,7 +128,7 @@ def save_folder(
 
 def tensor_shapes(config: base.ModelConfig) -> dict[str, tuple[int, ...]]:
   """Name and shape of every tensor of the Hugging Face model, in order."""
-  specs = qwen2.param_specs(config)
+  specs = qwen2_params.specs(config)
   shapes = {_EMBEDDING: specs['embed']['embedding'].shape}
   for layer in range(config.num_layers):
     for key, path in _LAYER_KEYS.items():
@@ -196,54 +156,6 @@ def _at(tree: Any, path: tuple[str, ...]) -> Any:
   for key in path:
     tree = tree[key]
   return tree
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-  if not path.exists():
-    raise FileNotFoundError(
-        f'{path} does not exist; a model folder needs a {path.name}.'
-    )
-  try:
-    return json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as error:
-    raise ValueError(f'{path} is not valid JSON: {error}.') from error
-
-
-def _rope(raw: dict[str, Any]) -> dict[str, Any]:
-  """Rotary settings; transformers 5 moved them into one object."""
-  return raw.get('rope_parameters') or raw.get('rope_scaling') or {}
-
-
-def _refuse_variants(path: pathlib.Path, raw: dict[str, Any]) -> None:
-  """Raises for a setting under which this model would compute otherwise."""
-  rope = _rope(raw)
-  rope_type = rope.get('rope_type', rope.get('type', 'default'))
-  layer_types = set(raw.get('layer_types') or ['full_attention'])
-  partial = rope.get('partial_rotary_factor', 1.0)
-  # (field, what it holds, whether that is supported, what is supported)
-  checks = (
-      ('model_type', raw.get('model_type'),
-       raw.get('model_type') == 'qwen2', '"qwen2"'),
-      ('use_sliding_window', raw.get('use_sliding_window'),
-       not raw.get('use_sliding_window'), 'false'),
-      ('layer_types', sorted(layer_types),
-       layer_types == {'full_attention'}, 'only "full_attention"'),
-      ('rope_scaling / rope_parameters', rope,
-       rope_type == 'default' and partial == 1.0,
-       'null or rope_type "default" (no YaRN or other scaling)'),
-      ('hidden_act', raw.get('hidden_act'),
-       raw.get('hidden_act', 'silu') == 'silu', '"silu"'),
-      ('attention_dropout', raw.get('attention_dropout'),
-       not raw.get('attention_dropout'), '0.0'),
-      ('quantization_config', raw.get('quantization_config'),
-       raw.get('quantization_config') is None, 'none'),
-  )
-  for field, value, supported, expected in checks:
-    if not supported:
-      raise ValueError(
-          f'{path}: {field}={value!r} is not supported; expected {expected}.'
-          ' Use a plain Qwen2 or Qwen2.5 model.'
-      )
 
 
 def _check_keys(
@@ -278,15 +190,13 @@ def _check_keys(
 
 
 def _check_params(config: base.ModelConfig, params: base.Params) -> None:
-  wanted = jax.tree.map(lambda spec: spec.shape, qwen2.param_specs(config))
+  wanted = jax.tree.map(lambda spec: spec.shape, qwen2_params.specs(config))
   got = jax.tree.map(np.shape, params)
   if got != wanted:
     is_shape = lambda x: isinstance(x, tuple)
     flat = dict(jax.tree.leaves_with_path(wanted, is_leaf=is_shape))
     have = dict(jax.tree.leaves_with_path(got, is_leaf=is_shape))
-    path = next(
-        p for p in [*flat, *have] if flat.get(p) != have.get(p)
-    )
+    path = next(p for p in [*flat, *have] if flat.get(p) != have.get(p))
     raise ValueError(
         f'params{jax.tree_util.keystr(path)} has shape {have.get(path)}, but'
         f' the config makes it {flat.get(path)}. Save with the config that'
@@ -303,9 +213,9 @@ def _write_files(
     max_shard_bytes: int,
 ) -> None:
   source = pathlib.Path(source_folder) if source_folder is not None else None
-  raw = _config_json(config, dtype)
+  raw = hf_config.to_json(config, dtype)
   if source is not None:
-    origin = _read_json(source / 'config.json')
+    origin = hf_config.read_json(source / 'config.json')
     raw |= {k: origin[k] for k in _TOKEN_FIELDS if k in origin}
     _copy_tokenizer(source, folder)
   _write_json(folder / 'config.json', raw)
@@ -320,22 +230,6 @@ def _write_files(
       dtype,
       max_shard_bytes,
   )
-
-
-def _config_json(config: base.ModelConfig, dtype: str) -> dict[str, Any]:
-  return {
-      'architectures': ['Qwen2ForCausalLM'],
-      'model_type': 'qwen2',
-      'attention_dropout': 0.0,
-      'hidden_act': 'silu',
-      'initializer_range': 0.02,
-      **{theirs: getattr(config, ours) for theirs, ours in _FIELDS.items()},
-      'head_dim': config.head_dim,
-      'rope_theta': config.rope_theta,
-      'torch_dtype': dtype,
-      'use_cache': True,
-      'use_sliding_window': False,
-  }
 
 
 def _copy_tokenizer(source: pathlib.Path, folder: pathlib.Path) -> None:

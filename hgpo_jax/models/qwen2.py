@@ -11,74 +11,17 @@ from collections.abc import Callable, Mapping
 import dataclasses
 from typing import Any
 
-from hgpo_jax import sharding
-from hgpo_jax.models import base
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hgpo_jax import sharding
+from hgpo_jax.models import base
+from hgpo_jax.models import layers
+from hgpo_jax.models import qwen2_params
+
 # Attends from queries to keys and values: (q_BTHh, k_BTKh, v_BTKh) -> BTHh.
 _Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-
-
-@dataclasses.dataclass(frozen=True)
-class ParamSpec:
-  """Shape, logical axes and initial values of one parameter."""
-
-  shape: tuple[int, ...]
-  axes: tuple[str, ...]
-  init: str  # 'normal', 'ones' or 'zeros'.
-
-
-def param_specs(config: base.ModelConfig) -> dict[str, Any]:
-  """The parameter tree of a config, with a `ParamSpec` at each leaf."""
-  layers, width = config.num_layers, config.hidden_size
-  q_dim = config.num_heads * config.head_dim
-  kv_dim = config.num_kv_heads * config.head_dim
-
-  def dense(n_in, n_out, axis_in, axis_out, bias=False):
-    spec = {
-        'kernel': ParamSpec(
-            (layers, n_in, n_out), ('layers', axis_in, axis_out), 'normal'
-        )
-    }
-    if bias:
-      spec['bias'] = ParamSpec((layers, n_out), ('layers', axis_out), 'zeros')
-    return spec
-
-  def norm():
-    return {'scale': ParamSpec((layers, width), ('layers', 'norm'), 'ones')}
-
-  specs = {
-      'embed': {
-          'embedding': ParamSpec(
-              (config.vocab_size, width), ('vocab', 'embed'), 'normal'
-          )
-      },
-      'layers': {
-          'attention_norm': norm(),
-          'attention': {
-              'q': dense(width, q_dim, 'embed', 'heads', bias=True),
-              'k': dense(width, kv_dim, 'embed', 'kv_heads', bias=True),
-              'v': dense(width, kv_dim, 'embed', 'kv_heads', bias=True),
-              'o': dense(q_dim, width, 'heads', 'embed'),
-          },
-          'mlp_norm': norm(),
-          'mlp': {
-              'gate': dense(width, config.intermediate_size, 'embed', 'mlp'),
-              'up': dense(width, config.intermediate_size, 'embed', 'mlp'),
-              'down': dense(config.intermediate_size, width, 'mlp', 'embed'),
-          },
-      },
-      'final_norm': {'scale': ParamSpec((width,), ('norm',), 'ones')},
-  }
-  if not config.tie_word_embeddings:
-    specs['head'] = {
-        'kernel': ParamSpec(
-            (width, config.vocab_size), ('embed', 'vocab'), 'normal'
-        )
-    }
-  return specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +42,12 @@ class Qwen2:
 
   def init(self, key: jax.Array) -> base.Params:
     """Float32 parameters: normal(0.02) kernels, unit norms, zero biases."""
-    specs, treedef = jax.tree.flatten(param_specs(self.config))
-    keys = jax.random.split(key, len(specs))
-    return treedef.unflatten(
-        [_initial(spec, k) for spec, k in zip(specs, keys)]
-    )
+    return qwen2_params.init(self.config, key)
 
   def logical_axes(self) -> sharding.LogicalAxes:
     """The parameter tree with a tuple of logical axes at each leaf."""
-    return jax.tree.map(lambda spec: spec.axes, param_specs(self.config))
+    specs = qwen2_params.specs(self.config)
+    return jax.tree.map(lambda spec: spec.axes, specs)
 
   def axis_sizes(self) -> Mapping[str, int]:
     """Sizes that a mesh has to divide, for `sharding.check_divides`."""
@@ -134,7 +74,7 @@ class Qwen2:
     same_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
     real_B1S = (segment_ids_BT != 0)[:, None, :]
     mask_BTS = same_BTS & real_B1S & jnp.tri(length, dtype=bool)
-    rotary = _rotary_angles(self.config, positions_BT)
+    rotary = layers.rotary_angles(self.config, positions_BT)
 
     def attend(q, k, v):
       return self._attention(q, _heads_first(k), _heads_first(v), mask_BTS)
@@ -180,8 +120,8 @@ class Qwen2:
     stacked one.
     """
     params = jax.tree.map(lambda p: p.astype(self.compute_dtype), params)
-    layers = _unstack(params['layers'], self.config.num_layers)
-    return {**params, 'layers': layers}
+    stacked = params['layers']
+    return params | {'layers': _unstack(stacked, self.config.num_layers)}
 
   def extend(
       self,
@@ -206,13 +146,13 @@ class Qwen2:
     )
     entry_TS = jnp.arange(end) <= start + jnp.arange(length)[:, None]
     mask_BTS = valid_BS[:, None, :end] & entry_TS
-    rotary = _rotary_angles(self.config, positions_BT)
-    layers = params['layers']
-    if not isinstance(layers, tuple):
-      layers = _unstack(layers, self.config.num_layers)
+    rotary = layers.rotary_angles(self.config, positions_BT)
+    unstacked = params['layers']
+    if not isinstance(unstacked, tuple):
+      unstacked = _unstack(unstacked, self.config.num_layers)
     x_BTD = self._embed(params, tokens_BT)
     keys, values = [], []
-    for layer, k, v in zip(layers, cache.k, cache.v, strict=True):
+    for layer, k, v in zip(unstacked, cache.k, cache.v, strict=True):
 
       def attend(q_BTHh, k_BTKh, v_BTKh, k=k, v=v):
         keys.append(_write(k, k_BTKh, start))
@@ -237,7 +177,7 @@ class Qwen2:
 
   def _final_norm(self, params: base.Params, x_BTD: jax.Array) -> jax.Array:
     scale = params['final_norm']['scale']
-    return _rms_norm(x_BTD, scale, self.config.rms_norm_eps)
+    return layers.rms_norm(x_BTD, scale, self.config.rms_norm_eps)
 
   def _dense(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
     y = jnp.matmul(
@@ -254,7 +194,7 @@ class Qwen2:
   ) -> jax.Array:
     """One decoder layer: x + attention(norm(x)), then x + mlp(norm(x))."""
     config, batch_time = self.config, x_BTD.shape[:2]
-    norm_BTD = _rms_norm(
+    norm_BTD = layers.rms_norm(
         x_BTD, layer['attention_norm']['scale'], config.rms_norm_eps
     )
     q, k, v = (
@@ -263,10 +203,10 @@ class Qwen2:
         )
         for name in 'qkv'
     )
-    q, k = _rotate(q, rotary), _rotate(k, rotary)
+    q, k = layers.rotate(q, rotary), layers.rotate(k, rotary)
     out = attend(q, k, v).reshape(*batch_time, -1)
     x_BTD = x_BTD + self._dense(layer['attention']['o'], out)
-    norm_BTD = _rms_norm(
+    norm_BTD = layers.rms_norm(
         x_BTD, layer['mlp_norm']['scale'], config.rms_norm_eps
     )
     gate_BTF = jax.nn.silu(self._dense(layer['mlp']['gate'], norm_BTD))
@@ -308,7 +248,10 @@ class Qwen2:
     """
     if x_BKGTi.shape[3] != 1:
       return jnp.einsum(
-          equation, x_BKGTi, y_BKSh, precision=self._precision,
+          equation,
+          x_BKGTi,
+          y_BKSh,
+          precision=self._precision,
           preferred_element_type=jnp.float32,
       )
     x_BKGi = x_BKGTi[:, :, :, 0].astype(jnp.float32)
@@ -320,15 +263,7 @@ class Qwen2:
     return product.sum(axis)[:, :, :, None]
 
 
-def _initial(spec: ParamSpec, key: jax.Array) -> jax.Array:
-  if spec.init == 'normal':
-    return 0.02 * jax.random.normal(key, spec.shape, jnp.float32)
-  return jnp.full(spec.shape, float(spec.init == 'ones'), jnp.float32)
-
-
-def _attended_length(
-    start: jax.Array | int, length: int, capacity: int
-) -> int:
+def _attended_length(start: jax.Array | int, length: int, capacity: int) -> int:
   """How many cache entries can be attended to; refuses a write past the end."""
   first = int(start) if isinstance(start, (int, np.integer)) else 0
   if first < 0 or first + length > capacity:
@@ -341,10 +276,8 @@ def _attended_length(
   return first + length if known else capacity
 
 
-def _unstack(layers: base.Params, count: int) -> tuple[base.Params, ...]:
-  return tuple(
-      jax.tree.map(lambda p, i=i: p[i], layers) for i in range(count)
-  )
+def _unstack(stacked: base.Params, count: int) -> tuple[base.Params, ...]:
+  return tuple(jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(count))
 
 
 def _write(
@@ -363,34 +296,3 @@ def _constrain_residual(x_BTD: jax.Array) -> jax.Array:
 
 def _heads_first(x_BTKh: jax.Array) -> jax.Array:
   return x_BTKh.swapaxes(1, 2)
-
-
-def _rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
-  """x / sqrt(mean(x^2) + eps) * scale, the mean in float32."""
-  x32 = x.astype(jnp.float32)
-  mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-  normed = x32 * jax.lax.rsqrt(mean_square + eps)
-  return normed.astype(x.dtype) * scale.astype(x.dtype)
-
-
-def _rotary_angles(
-    config: base.ModelConfig, positions_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-  """Cosines and sines [B, T, 1, h/2] of position * theta^(-2i/h)."""
-  half = np.arange(0, config.head_dim, 2, dtype=np.float64)
-  frequency = config.rope_theta ** -(half / config.head_dim)
-  angle = positions_BT[:, :, None, None].astype(jnp.float32) * jnp.asarray(
-      frequency, jnp.float32
-  )
-  return jnp.cos(angle), jnp.sin(angle)
-
-
-def _rotate(
-    x_BTHh: jax.Array, rotary: tuple[jax.Array, jax.Array]
-) -> jax.Array:
-  """Rotates the pairs (i, i + h/2), the half-rotation of Hugging Face."""
-  cos, sin = (r.astype(x_BTHh.dtype) for r in rotary)
-  low, high = jnp.split(x_BTHh, 2, axis=-1)
-  return jnp.concatenate(
-      [low * cos - high * sin, high * cos + low * sin], axis=-1
-  )

@@ -1,0 +1,38 @@
+"""The pieces of a decoder layer that have no parameters of their own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hgpo_jax.models import base
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+  """x / sqrt(mean(x^2) + eps) * scale, the mean in float32."""
+  x32 = x.astype(jnp.float32)
+  mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
+  normed = x32 * jax.lax.rsqrt(mean_square + eps)
+  return normed.astype(x.dtype) * scale.astype(x.dtype)
+
+
+def rotary_angles(
+    config: base.ModelConfig, positions_BT: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Cosines and sines [B, T, 1, h/2] of position * theta^(-2i/h)."""
+  half = np.arange(0, config.head_dim, 2, dtype=np.float64)
+  frequency = config.rope_theta ** -(half / config.head_dim)
+  angle = positions_BT[:, :, None, None].astype(jnp.float32) * jnp.asarray(
+      frequency, jnp.float32
+  )
+  return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x_BTHh: jax.Array, rotary: tuple[jax.Array, jax.Array]) -> jax.Array:
+  """Rotates the pairs (i, i + h/2), the half-rotation of Hugging Face."""
+  cos, sin = (r.astype(x_BTHh.dtype) for r in rotary)
+  low, high = jnp.split(x_BTHh, 2, axis=-1)
+  return jnp.concatenate(
+      [low * cos - high * sin, high * cos + low * sin], axis=-1
+  )

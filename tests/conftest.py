@@ -1,0 +1,19 @@
+"""Every test runs on eight virtual CPU devices, with a compilation cache."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+# Set before jax is imported, and inherited by the processes of tests.
+_DEVICES = '--xla_force_host_platform_device_count'
+if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
+  os.environ['XLA_FLAGS'] = (
+      f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}=8'.strip()
+  )
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+_cache = pathlib.Path(tempfile.gettempdir()) / f'hgpo_jax_{os.getuid()}_xla'
+os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache))
+os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.5')
+os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
