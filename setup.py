@@ -56,9 +56,11 @@ setuptools.setup(
         'test': ['pytest>=8.0', 'hypothesis>=6.100', *_NOTEBOOK],
         'tpu': ['jax[tpu]>=0.10.0'],
         'cuda': ['jax[cuda12]>=0.10.0'],
-        'webshop': ['rank-bm25>=0.2.2', 'beautifulsoup4>=4.12'],
-        'launch': ['pyyaml>=6.0'],
-        'notebooks': [*_NOTEBOOK, 'matplotlib>=3.9'],
+        # Nothing of their own: the engines that launch jobs live outside of
+        # this environment.
+        'webshop': [],
+        'launch': [],
+        'notebooks': _NOTEBOOK,
         'wandb': ['wandb>=0.19'],
         'dev': ['pre-commit>=4.0', 'pyink>=24.10', 'isort>=5.13', 'ruff>=0.9'],
     },
