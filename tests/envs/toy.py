@@ -74,7 +74,8 @@ class ToySpec:
     valid_size: tasks of 'valid'.
     faults: pairs (task index, '<what>_in_<where>'), see `WHATS`, `WHERES`.
     fault_step: the step, from 1, at which '..._in_step' faults happen.
-    marker: file that 'die_once' leaves behind.
+    marker: file that 'die_once' leaves behind, and without which (if it is
+      named) `make_error` is not raised.
     make_seconds: how long making an environment takes.
     make_error: text of an ImportError that making an environment raises.
   """
@@ -99,7 +100,7 @@ class ToySpec:
 
   def make(self) -> ToyEnv:
     time.sleep(self.make_seconds)
-    if self.make_error:
+    if self.make_error and os.path.exists(self.marker or '/'):
       try:
         raise ImportError(self.make_error)
       except ImportError as error:
