@@ -1,0 +1,110 @@
+"""HGPO: steps compared at the same state under ever longer histories."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+
+from hgpo_jax import config
+from hgpo_jax import types
+from hgpo_jax.advantages import episode
+from hgpo_jax.advantages import grouping
+from hgpo_jax.advantages import metrics
+from hgpo_jax.advantages import segments
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class HGPO:
+  """Hierarchy-of-groups policy optimization.
+
+  Level k = 1..K+1 compares the steps of a task whose last k states are the
+  same (states only, not actions; a step with fewer than k - 1 predecessors
+  takes no part): a^k = (q - mean) [/ (std + 1e-6)], std with ddof 0, where
+  q_t = r_t + gamma q_{t+1}, less c (1 - v) at the row itself. Level 0, if
+  asked for, is GRPO's term (ddof 1, over steps). Then
+
+    A = sum_k w_k a^k / (sum_k w_k + 1e-6),  w_k = (k + 1)^alpha,
+
+  over the levels with a signal. A level has none, and takes no weight, where
+  the step is alone, where the group is degenerate, and where the step sits
+  on the group's mean. No level with a signal: A = 0. A step stands once in
+  the statistics, however many rows repeat it.
+
+  Attributes:
+    history_length: K above; 0 compares by the current state alone.
+    alpha: how much longer histories weigh; 0 weighs all levels alike.
+    base_group: adds level 0.
+    mode: 'mean_std_norm' divides each level by its std, 'mean_norm' does not.
+    gamma: discount a step of the rewards, in [0, 1].
+    invalid_action_penalty: c above; 0 for none.
+  """
+
+  history_length: int = 2
+  alpha: float = 1.0
+  base_group: bool = False
+  mode: str = 'mean_std_norm'
+  gamma: float = 0.95
+  invalid_action_penalty: float = 0.1
+
+  def __post_init__(self):
+    episode.check_range('HGPO.history_length', self.history_length, 0)
+    episode.check_range('HGPO.alpha', self.alpha, -math.inf)
+    episode.check_choice('HGPO.mode', self.mode, episode.MODES)
+    episode.check_range('HGPO.gamma', self.gamma, 0.0, 1.0)
+    episode.check_range(
+        'HGPO.invalid_action_penalty', self.invalid_action_penalty, 0.0
+    )
+
+  def __call__(
+      self, inputs: types.AdvantageInputs
+  ) -> tuple[np.ndarray, types.Metrics]:
+    """Returns (float32 [N] advantages, metrics)."""
+    episode.check_inputs(inputs)
+    table = grouping.index_steps(inputs)
+    levels = self._levels(inputs, table)
+    lowest = 1.0 if self.base_group else 2.0
+    weights = (lowest + np.arange(len(levels))) ** self.alpha
+    advantage_U = segments.weighted_mean(
+        np.stack([result.value_N for result in levels.values()]), weights
+    )
+    advantage_N = advantage_U[table.inverse_N]
+    report = metrics.overall(inputs, advantage_N)
+    for name, result in levels.items():
+      report |= metrics.level(name, result)
+    return advantage_N, report
+
+  def _levels(
+      self, inputs: types.AdvantageInputs, table: grouping.StepTable
+  ) -> dict[str, segments.Normalised]:
+    """Each level's normalised values over the distinct steps, by name."""
+    penalty_U = episode.penalty(inputs, self.invalid_action_penalty)[
+        table.row_U
+    ]
+    group_U = inputs.group_N[table.row_U]
+    divide_by_std = self.mode == 'mean_std_norm'
+    levels = {}
+    if self.base_group:
+      levels['episode'] = episode.normalise_scores(
+          inputs.outcome_N[table.row_U] - penalty_U,
+          group_U,
+          divide_by_std=divide_by_std,
+      )
+    keys = grouping.history_ids(
+        group_U,
+        inputs.state_N[table.row_U],
+        table.step_U,
+        self.history_length + 1,
+    )
+    return_U = episode.step_returns(inputs, table, self.gamma) - penalty_U
+    for k, key_U in enumerate(keys, start=1):
+      levels[f'level{k}'] = segments.normalise(
+          return_U,
+          key_U,
+          ddof=0,
+          divide_by_std=divide_by_std,
+          keep_singletons=False,
+      )
+    return levels

@@ -1,0 +1,72 @@
+"""Metrics of estimators: who had peers to be compared with, who got signal.
+
+Names are `advantage/<what>`, and `advantage/<level>_<what>` for one level of
+comparison: episode, step, level1, level2, ...
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hgpo_jax import types
+from hgpo_jax.advantages import grouping
+from hgpo_jax.advantages import segments
+
+
+def level(name: str, result: segments.Normalised) -> dict[str, float]:
+  """Groups of one level.
+
+  groups: how many. mean_group_size: rows a group. singleton_share: of the
+  rows with a group, those alone in it. frac_zero_std_groups: of the groups
+  with two rows or more, those whose rows are all the same.
+  """
+  inside_N = (result.segment_N >= 0) & (result.size_N > 0)
+  _, row_S = np.unique(result.segment_N[inside_N], return_index=True)
+  size_S = result.size_N[inside_N][row_S]
+  flat_S = result.degenerate_N[inside_N][row_S]
+  values = {
+      'groups': float(len(size_S)),
+      'mean_group_size': _mean(size_S),
+      'singleton_share': _mean(result.size_N[inside_N] == 1),
+      'frac_zero_std_groups': _mean(flat_S[size_S > 1]),
+  }
+  return {f'advantage/{name}_{key}': value for key, value in values.items()}
+
+
+def overall(
+    inputs: types.AdvantageInputs, advantage_N: np.ndarray
+) -> dict[str, float]:
+  """The advantages, and the spread of raw outcomes behind them.
+
+  no_signal_share is the share of steps with advantage exactly 0. Outcomes
+  count once a trajectory, unpenalised: outcome_std_group is the mean over
+  groups of the population std inside a group, outcome_std_batch the std over
+  everything (it may be large while every group is degenerate), and
+  frac_zero_std_groups the share of groups (two trajectories or more) whose
+  outcomes are all the same.
+  """
+  pairs = grouping.pair_ids(inputs.group_N, inputs.trajectory_N)
+  _, row_J = np.unique(pairs, return_index=True)
+  outcome_J = inputs.outcome_N[row_J].astype(np.float64)
+  group_J = grouping.pair_ids(inputs.group_N[row_J])
+  result = segments.normalise(
+      outcome_J, group_J, ddof=0, divide_by_std=False, keep_singletons=False
+  )
+  size_S = np.bincount(group_J)
+  square_S = np.bincount(group_J, result.value_N.astype(np.float64) ** 2)
+  flat_S = np.bincount(group_J, result.degenerate_N) > 0
+  return {
+      'advantage/mean_abs': _mean(np.abs(advantage_N)),
+      'advantage/no_signal_share': _mean(advantage_N == 0.0),
+      'advantage/frac_zero_std_groups': _mean(flat_S[size_S > 1]),
+      'advantage/outcome_std_group': _mean(
+          np.sqrt(square_S / np.maximum(size_S, 1))
+      ),
+      'advantage/outcome_std_batch': (
+          float(outcome_J.std()) if len(outcome_J) else 0.0
+      ),
+  }
+
+
+def _mean(values: np.ndarray) -> float:
+  return float(np.mean(values)) if len(values) else 0.0

@@ -1,0 +1,207 @@
+"""Segment reductions over groups of rows, jitted, at bucketed shapes.
+
+A group (segment) is named by an integer id on each of its rows. Statistics
+are float32-safe: rows are sorted by (group, value) first, values are taken
+relative to the first, lowest member of their group, and the mean is refined
+once. Identical values therefore give exactly 0, and the result does not
+depend on the order of the rows or on how groups are numbered.
+
+A group is *degenerate* when max - min <= 1e-6 * max(1, |max|, |min|): its
+differences are rounding noise, so every member is exactly 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+EPSILON = 1e-6  # Added to the standard deviation before dividing by it.
+SPREAD_TOLERANCE = 1e-6
+_SMALLEST_BUCKET = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalised:
+  """Group-normalised values, and the group each row was compared with.
+
+  Attributes:
+    value_N: float32; exactly 0 where a row got no signal.
+    segment_N: int, the group id; -1 for rows outside any group.
+    size_N: int, rows of the group that entered its statistics; 0 outside.
+    degenerate_N: bool, the group has two or more rows, all the same.
+  """
+
+  value_N: np.ndarray
+  segment_N: np.ndarray
+  size_N: np.ndarray
+  degenerate_N: np.ndarray
+
+
+def bucket(size: int) -> int:
+  """The next power of two, at least 64: few shapes, few compilations."""
+  return max(_SMALLEST_BUCKET, 1 << max(size - 1, 0).bit_length())
+
+
+def normalise(
+    value_N: np.ndarray,
+    segment_N: np.ndarray,
+    *,
+    ddof: int,
+    divide_by_std: bool,
+    keep_singletons: bool,
+    counted_N: np.ndarray | None = None,
+) -> Normalised:
+  """(x - mean) [/ (std + 1e-6)] of each row within its group.
+
+  Args:
+    value_N: what to normalise.
+    segment_N: group id of each row, in [0, N); -1 takes no part and gets 0.
+    ddof: the variance is the sum of squares over (n - ddof).
+    divide_by_std: whether to divide.
+    keep_singletons: a group of one keeps its raw value (mean := 0, std := 1)
+      if True, else gets 0.
+    counted_N: rows that enter the statistics; all by default. Rows left out
+      are still normalised. A degenerate sample has no scale to divide by, so
+      they only have its mean taken off (std := 1).
+  """
+  num = len(value_N)
+  value_N = np.asarray(value_N, np.float32)
+  segment_N = np.asarray(segment_N)
+  counted_N = np.ones(num, bool) if counted_N is None else counted_N
+  counted_N = counted_N & (segment_N >= 0)
+  order = np.lexsort((value_N, segment_N))
+  value, size, degenerate = _normalise(
+      *(
+          _pad(array[order], fill)
+          for array, fill in (
+              (value_N, 0.0),
+              (segment_N.astype(np.int32), -1),
+              (counted_N, False),
+          )
+      ),
+      ddof=ddof,
+      divide_by_std=divide_by_std,
+      keep_singletons=keep_singletons,
+  )
+  undo = np.argsort(order)
+  return Normalised(
+      np.asarray(value)[:num][undo],
+      segment_N,
+      np.asarray(size)[:num][undo].astype(int),
+      np.asarray(degenerate)[:num][undo],
+  )
+
+
+def discounted_returns(
+    reward_N: np.ndarray,
+    trajectory_N: np.ndarray,
+    step_N: np.ndarray,
+    gamma: float,
+) -> np.ndarray:
+  """G_t = r_t + gamma * G_{t+1} along each trajectory, float32.
+
+  Equal trajectories get equal bits, wherever they stand.
+
+  Args:
+    reward_N: rewards, one row a step.
+    trajectory_N: 0.. dense.
+    step_N: 0.. dense in each trajectory.
+    gamma: discount a step.
+  """
+  shape = (
+      bucket(int(trajectory_N.max(initial=0)) + 1),
+      bucket(int(step_N.max(initial=0)) + 1),
+  )
+  reward_JT = np.zeros(shape, np.float32)
+  reward_JT[trajectory_N, step_N] = reward_N
+  return np.asarray(_returns(reward_JT, gamma))[trajectory_N, step_N]
+
+
+def weighted_mean(value_KN: np.ndarray, weight_K: np.ndarray) -> np.ndarray:
+  """Mean over K of the entries that are not exactly 0; 0 if all are.
+
+  sum_k w_k x_k / (sum_k w_k + 1e-6), both sums over the non-zero entries.
+  """
+  num = value_KN.shape[1]
+  padded = np.stack([_pad(value_N, 0.0) for value_N in value_KN])
+  mean = _weighted_mean(padded, np.asarray(weight_K, np.float32))
+  return np.asarray(mean)[:num]
+
+
+def _pad(array: np.ndarray, fill: float) -> np.ndarray:
+  extra = bucket(len(array)) - len(array)
+  return np.pad(array, (0, extra), constant_values=fill)
+
+
+@functools.partial(
+    jax.jit, static_argnames=('ddof', 'divide_by_std', 'keep_singletons')
+)
+def _normalise(
+    value_N: jax.Array,
+    segment_N: jax.Array,
+    counted_N: jax.Array,
+    *,
+    ddof: int,
+    divide_by_std: bool,
+    keep_singletons: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """`normalise` on padded arrays; a group id is its slot, -1 has none."""
+  num = value_N.shape[0]
+  present_N = segment_N >= 0
+  slot_N = jnp.where(present_N, segment_N, 0)
+
+  def reduce(kernel, x_N, neutral):
+    x_N = jnp.where(counted_N, x_N, neutral)
+    return kernel(x_N, slot_N, num_segments=num)[slot_N]
+
+  def total(x_N):
+    return reduce(jax.ops.segment_sum, x_N, 0.0)
+
+  size_N = total(jnp.ones_like(value_N)) * present_N
+  low_N = reduce(jax.ops.segment_min, value_N, jnp.inf)
+  high_N = reduce(jax.ops.segment_max, value_N, -jnp.inf)
+  count_N = jnp.maximum(size_N, 1.0)
+  centred_N = value_N - low_N
+  centred_N -= total(centred_N) / count_N
+  centred_N -= total(centred_N) / count_N  # Takes the rounding of the sum off.
+
+  spread_N = high_N - low_N
+  scale_N = jnp.maximum(1.0, jnp.maximum(abs(high_N), abs(low_N)))
+  flat_N = spread_N <= SPREAD_TOLERANCE * scale_N
+  at_mean_N = abs(centred_N) <= SPREAD_TOLERANCE * jnp.where(
+      flat_N, scale_N, spread_N
+  )
+  centred_N = jnp.where(at_mean_N, 0.0, centred_N)
+  variance_N = total(centred_N**2) / jnp.maximum(size_N - ddof, 1.0)
+  std_N = jnp.where(flat_N, 1.0, jnp.sqrt(variance_N))
+
+  single_N = size_N == 1.0
+  alone_N = value_N if keep_singletons else jnp.zeros_like(value_N)
+  result_N = jnp.where(single_N, alone_N, centred_N)
+  if divide_by_std:
+    result_N /= jnp.where(single_N, 1.0, std_N) + EPSILON
+  result_N = jnp.where(present_N & (size_N > 0.0), result_N, 0.0)
+  return result_N, size_N, flat_N & (size_N > 1.0)
+
+
+@jax.jit
+def _returns(reward_JT: jax.Array, gamma: jax.Array) -> jax.Array:
+  """Returns of trajectories padded with zero rewards on the right."""
+
+  def back(later_J, reward_J):
+    return_J = reward_J + gamma * later_J
+    return return_J, return_J
+
+  start_J = jnp.zeros(reward_JT.shape[0], jnp.float32)
+  _, return_TJ = jax.lax.scan(back, start_J, reward_JT.T, reverse=True)
+  return return_TJ.T
+
+
+@jax.jit
+def _weighted_mean(value_KN: jax.Array, weight_K: jax.Array) -> jax.Array:
+  weight_KN = weight_K[:, None] * (value_KN != 0.0)
+  return (weight_KN * value_KN).sum(0) / (weight_KN.sum(0) + EPSILON)

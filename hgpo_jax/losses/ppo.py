@@ -1,0 +1,198 @@
+"""The training loss: clipped policy term, entropy bonus, KL to a reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from hgpo_jax import config
+from hgpo_jax.losses import aggregate
+from hgpo_jax.losses import kl
+from hgpo_jax.losses import policy
+
+_RATIOS = ('token', 'sequence')
+_NO_SIGNAL = ('keep', 'drop')
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class PPOLoss:
+  """agg(policy) - entropy_coef agg(entropy) + kl_coef agg(KL).
+
+  With one update on the data it was sampled from, the policy term is about 0
+  in value (advantages are centred, ratios are 1) while its gradient is not;
+  look at the ratio, the clip fraction and the gradient norm instead.
+
+  Attributes:
+    clip_low: the ratio counts down to 1 - clip_low.
+    clip_high: the ratio counts up to 1 + clip_high.
+    dual_clip: bound on the ratio where the advantage is negative, above 1;
+      0 for none.
+    entropy_coef: weight of the entropy bonus.
+    kl_coef: weight of the KL to the reference; 0 needs no reference.
+    kl_kind: estimate of the KL, one of `kl.KINDS`.
+    aggregation: from tokens to a number, one of `aggregate.MODES`.
+    norm_length: tokens that 'seq-mean-token-sum-norm' divides by, such as
+      the limit on new tokens; 0 with the other aggregations.
+    ratio: 'token', or 'sequence' for GSPO.
+    no_signal: what becomes of tokens whose advantage is exactly 0, such as
+      those of groups with equal outcomes. 'keep': entropy and KL still act
+      on them, as in the canonical objective. 'drop': they leave the loss and
+      its denominators, as if never sampled.
+  """
+
+  clip_low: float = 0.2
+  clip_high: float = 0.2
+  dual_clip: float = 3.0
+  entropy_coef: float = 0.001
+  kl_coef: float = 0.01
+  kl_kind: str = 'k3'
+  aggregation: str = aggregate.TOKEN_MEAN
+  norm_length: int = 0
+  ratio: str = 'token'
+  no_signal: str = 'keep'
+
+  def __post_init__(self):
+    for name in ('clip_low', 'clip_high', 'entropy_coef', 'kl_coef'):
+      if not 0.0 <= getattr(self, name) < math.inf:
+        raise ValueError(
+            f'PPOLoss.{name} is {getattr(self, name)}, expected a finite'
+            ' number of at least 0'
+        )
+    for name, choices in (
+        ('kl_kind', kl.KINDS),
+        ('aggregation', aggregate.MODES),
+        ('ratio', _RATIOS),
+        ('no_signal', _NO_SIGNAL),
+    ):
+      if getattr(self, name) not in choices:
+        raise ValueError(
+            f'PPOLoss.{name} is {getattr(self, name)!r}, expected one of'
+            f' {choices}'
+        )
+    self._check_combinations()
+
+  def _check_combinations(self) -> None:
+    if self.clip_low > 1.0:
+      raise ValueError(
+          f'PPOLoss.clip_low is {self.clip_low}, expected at most 1: a ratio'
+          ' is never below 0'
+      )
+    if self.dual_clip and not 1.0 + self.clip_high < self.dual_clip < math.inf:
+      raise ValueError(
+          f'PPOLoss.dual_clip is {self.dual_clip}, expected 0 for none or a'
+          f' number above 1 + clip_high = {1.0 + self.clip_high}'
+      )
+    needs_length = self.aggregation == aggregate.SEQ_MEAN_TOKEN_SUM_NORM
+    if needs_length != (self.norm_length > 0):
+      raise ValueError(
+          f'PPOLoss.norm_length is {self.norm_length} with aggregation'
+          f' {self.aggregation!r}: set it above 0 for'
+          f' {aggregate.SEQ_MEAN_TOKEN_SUM_NORM!r}, leave it 0 otherwise'
+      )
+    if self.ratio == 'sequence' and (
+        self.aggregation != aggregate.SEQ_MEAN_TOKEN_MEAN or self.dual_clip
+    ):
+      raise ValueError(
+          "PPOLoss.ratio = 'sequence' is GSPO, which weighs sequences alike"
+          f' and has no dual clip: got aggregation {self.aggregation!r} and'
+          f' dual_clip {self.dual_clip}, set PPOLoss.aggregation ='
+          f' {aggregate.SEQ_MEAN_TOKEN_MEAN!r} and PPOLoss.dual_clip = 0.0'
+      )
+
+  def denominators(
+      self,
+      mask_BR: jax.Array,
+      row_weight_B: jax.Array,
+      advantage_BR: jax.Array,
+  ) -> aggregate.Denominators:
+    """Counts a whole minibatch, once, before it is split."""
+    mask_BR, row_weight_B = self._scored(mask_BR, row_weight_B, advantage_BR)
+    return aggregate.count(mask_BR, row_weight_B, max(self.norm_length, 1))
+
+  def __call__(
+      self,
+      logprobs_BR: jax.Array,
+      old_logprobs_BR: jax.Array,
+      ref_logprobs_BR: jax.Array | None,
+      entropy_BR: jax.Array,
+      advantage_BR: jax.Array,
+      mask_BR: jax.Array,
+      row_weight_B: jax.Array,
+      denominators: aggregate.Denominators,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """A micro-batch's share of the minibatch's loss and metrics; add them up.
+
+    Args:
+      logprobs_BR: of the policy being trained; gets the gradient.
+      old_logprobs_BR: of the policy before the minibatch updates.
+      ref_logprobs_BR: of the reference; None only with kl_coef = 0.
+      entropy_BR: entropies of the policy; gets the gradient.
+      advantage_BR: each step's advantage, on its tokens.
+      mask_BR: response tokens. Anything may stand where it is 0.
+      row_weight_B: 1 for real rows, 0 for rows added as padding.
+      denominators: `denominators` of the whole minibatch.
+    """
+    if ref_logprobs_BR is None and self.kl_coef:
+      raise ValueError(
+          f'PPOLoss.kl_coef is {self.kl_coef} but there are no reference'
+          ' log-probs: give the learner a reference policy, or set'
+          ' PPOLoss.kl_coef = 0.0'
+      )
+    mask_BR, row_weight_B = self._scored(mask_BR, row_weight_B, advantage_BR)
+    share = (mask_BR, row_weight_B, denominators)
+    log_ratio_BR = policy.token_log_ratio(
+        logprobs_BR, old_logprobs_BR, mask_BR
+    )
+    terms = self._policy(log_ratio_BR, advantage_BR, mask_BR)
+    loss = aggregate.aggregate(self.aggregation, terms.loss_BR, *share)
+    metrics = {
+        'loss/policy': loss,
+        'policy/clip_frac': aggregate.token_mean(terms.clipped_BR, *share),
+        'policy/clip_frac_lower': aggregate.token_mean(
+            terms.clipped_low_BR, *share
+        ),
+        'policy/ppo_kl': aggregate.token_mean(-log_ratio_BR, *share),
+        'policy/ratio': aggregate.token_mean(terms.ratio_BR, *share),
+        'policy/entropy': aggregate.token_mean(entropy_BR, *share),
+    }
+    if self.entropy_coef:
+      entropy = aggregate.aggregate(self.aggregation, entropy_BR, *share)
+      loss -= self.entropy_coef * entropy
+    if ref_logprobs_BR is not None:
+      kl_BR = kl.kl(
+          self.kl_kind,
+          aggregate.masked(logprobs_BR, mask_BR),
+          aggregate.masked(ref_logprobs_BR, mask_BR),
+      )
+      metrics['policy/ref_kl'] = aggregate.token_mean(kl_BR, *share)
+      divergence = aggregate.aggregate(self.aggregation, kl_BR, *share)
+      loss += self.kl_coef * divergence
+    metrics['loss/total'] = loss
+    return loss, metrics
+
+  def _policy(
+      self, log_ratio_BR: jax.Array, advantage_BR: jax.Array, mask_BR: jax.Array
+  ) -> policy.PolicyTerms:
+    if self.ratio == 'sequence':
+      log_ratio_BR = policy.sequence_log_ratio(log_ratio_BR, mask_BR)
+    return policy.ppo_clip(
+        log_ratio_BR,
+        aggregate.masked(advantage_BR, mask_BR),
+        self.clip_low,
+        self.clip_high,
+        self.dual_clip,
+    )
+
+  def _scored(
+      self, mask_BR: jax.Array, row_weight_B: jax.Array, advantage_BR: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """The tokens and rows in the loss; those without signal may be dropped."""
+    mask_BR = mask_BR.astype(bool)
+    if self.no_signal == 'drop':
+      mask_BR &= advantage_BR != 0.0
+      row_weight_B = row_weight_B * jnp.any(mask_BR, 1)
+    return mask_BR, row_weight_B

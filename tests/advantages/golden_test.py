@@ -1,0 +1,84 @@
+"""Estimators against the golden files, and the checker itself."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from hgpo_jax.advantages import grouping
+from tests import golden_check
+
+GIVEN = pathlib.Path(__file__).parents[1] / 'golden' / 'given'
+CASES = dict(golden_check.read_cases(GIVEN))
+
+
+@pytest.mark.parametrize(
+    'name', [name for name in CASES if not name.startswith('LOSS')]
+)
+def test_golden(name):
+  assert golden_check.check_case(CASES[name]) == []
+
+
+@pytest.mark.parametrize(
+    'name', [name for name in CASES if name.startswith('HGPO')]
+)
+def test_sizes_of_history_groups(name):
+  case = CASES[name]
+  inputs = golden_check.make_inputs(case)
+  table = grouping.index_steps(inputs)
+  want = np.array(case['expected']['level_group_size'])[table.row_U]
+  keys = grouping.history_ids(
+      inputs.group_N[table.row_U],
+      inputs.state_N[table.row_U],
+      table.step_U,
+      want.shape[1],
+  )
+  for level, ids in enumerate(keys):
+    size, inside = np.zeros(len(ids), int), ids >= 0
+    size[inside] = np.bincount(ids[inside])[ids[inside]]
+    np.testing.assert_array_equal(size, want[:, level])
+
+
+def _write(folder, name, case):
+  with gzip.open(folder / f'{name}.json.gz', 'wt') as file:
+    json.dump(case, file)
+
+
+def test_checker_counts_and_exits(tmp_path, capsys):
+  good = CASES['GRPO_case10']
+  bad = copy.deepcopy(good)
+  bad['expected']['advantage'][0] += 0.01
+  _write(tmp_path, 'GRPO_case10', good)
+  assert golden_check.main([str(tmp_path)]) == 0
+  assert capsys.readouterr().out.endswith('1 passed, 0 failed\n')
+  _write(tmp_path, 'GRPO_case11', bad)
+  _write(tmp_path, 'NEW_case00', good | {'algorithm': 'NEW'})
+  assert golden_check.main([str(tmp_path)]) == 1
+  out = capsys.readouterr().out
+  assert 'FAIL GRPO_case11: 1 wrong\n  row 0: advantage' in out
+  assert 'SKIP NEW_case00: no estimator named NEW yet' in out
+  assert out.endswith('1 passed, 1 failed, 1 skipped\n')
+
+
+def test_checker_refuses_an_empty_folder(tmp_path, capsys):
+  assert golden_check.main([str(tmp_path)]) == 1
+  assert 'no golden files' in capsys.readouterr().out
+
+
+def test_checker_finds_a_wrong_gradient():
+  case = copy.deepcopy(CASES['LOSS_case09'])
+  case['expected']['ppo/token-mean']['grad_log_prob'][0][0] += 1e-3
+  (wrong,) = golden_check.check_case(case)
+  assert wrong.startswith('ppo/token-mean gradient[0, 0]')
+
+
+def test_checker_finds_a_wrong_action():
+  case = copy.deepcopy(CASES['PROJECTION_case00'])
+  case['expected']['webshop']['valid'][1] ^= 1
+  (wrong,) = golden_check.check_case(case)
+  assert wrong.startswith("webshop '<think>a</think>")

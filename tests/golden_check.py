@@ -1,0 +1,222 @@
+"""Checks estimators, losses and action parsing against golden files.
+
+  python -m tests.golden_check DIR
+
+DIR holds files ALGORITHM_caseNN.json, plain or gzipped; tests/golden/README.md
+describes them. An estimator is found by its gin name, so a new one is checked
+as soon as it exists; until then its cases are skipped with a reason. The last
+line is `N passed, N failed` (and `, N skipped`); the exit code is 1 on failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+import dataclasses
+import gzip
+import importlib
+import json
+import pathlib
+import pkgutil
+import sys
+from typing import Any
+
+import numpy as np
+
+from hgpo_jax import advantages
+from hgpo_jax import types
+from tests import golden_losses
+
+TOLERANCE = 1e-4  # Absolute, and relative to the golden value.
+# Names of settings in the files, and in the estimators.
+_FIELDS = {
+    'invalid_penalty': 'invalid_action_penalty',
+    'length_weight_alpha': 'alpha',
+    'similarity_thresh': 'similarity_threshold',
+    'step_advantage_w': 'step_advantage_weight',
+    'episode_advantage_w': 'episode_advantage_weight',
+}
+_FIXED = {'epsilon': 1e-6}  # Constants of the method, not settings.
+_BASELINES = {'rloo': 'RLOO', 'passk': 'PassK'}
+
+
+class Skipped(Exception):
+  """The case cannot be run, and why."""
+
+
+def estimators() -> dict[str, type]:
+  """Every estimator in `hgpo_jax.advantages`, by its gin name."""
+  found = {}
+  for module in pkgutil.iter_modules(advantages.__path__):
+    members = vars(
+        importlib.import_module(f'{advantages.__name__}.{module.name}')
+    )
+    for name, member in members.items():
+      if isinstance(member, type) and dataclasses.is_dataclass(member):
+        if '__call__' in vars(member):
+          found[name] = member
+  return found
+
+
+def make_estimator(case: dict[str, Any]) -> Any:
+  """The estimator a case names, with the case's settings."""
+  hyper = dict(case['hyper'])
+  name = case['algorithm']
+  if name == 'BASELINE':
+    kind = hyper.pop('kind')
+    hyper.pop('response_width')
+    if kind not in _BASELINES:
+      raise Skipped(f'{kind} gives an advantage a token, not a step')
+    name = _BASELINES[kind]
+  if name not in estimators():
+    raise Skipped(f'no estimator named {name} yet')
+  cls = estimators()[name]
+  fields = {field.name for field in dataclasses.fields(cls)}
+  settings = {}
+  for key, value in hyper.items():
+    if key in _FIXED:
+      if value != _FIXED[key]:
+        raise Skipped(f'{key} is {value}, fixed at {_FIXED[key]} here')
+      continue
+    field = _FIELDS.get(key, key)
+    if field not in fields:
+      raise Skipped(f'{name} has no setting {field} (= {value})')
+    # No penalty step is a penalty of 0.
+    settings[field] = 0.0 if value is None else value
+  if 'visit_order' in fields:
+    settings['visit_order'] = 'row'  # What the files were made with.
+  return cls(**settings)
+
+
+def make_inputs(case: dict[str, Any]) -> types.AdvantageInputs:
+  """The rows of a case, in the order the advantages saw them."""
+  rows = {
+      key: np.asarray(value)
+      for key, value in case['rows'].items()
+      if not key.endswith('_table')
+  }
+  order = np.asarray(
+      case.get('adv_row_order') or range(len(rows['uid'])), int
+  )
+  texts, text_id = np.unique(
+      [*case['rows']['obs_table'], ''], return_inverse=True
+  )
+  # Sorted names: numbers compare as the names do.
+  trajectory_N = _dense(case['rows']['traj_table'])[rows['traj']]
+  state_N = text_id[rows['obs']]
+  following = text_id[-1] * np.ones_like(state_N)
+  if 'next_obs_raw' in rows:
+    following = text_id[rows['next_obs_raw']]
+  else:
+    by_step = np.lexsort((rows['step'], trajectory_N))
+    same = np.diff(trajectory_N[by_step]) == 0
+    following[by_step[:-1][same]] = state_N[by_step[1:][same]]
+  columns = {
+      'reward_N': rows['reward'].astype(np.float32),
+      'outcome_N': rows['episode_reward'].astype(np.float32),
+      'success_N': rows['episode_reward'] == 10.0,
+      'group_N': _dense(case['rows']['uid_table'])[rows['uid']],
+      'trajectory_N': trajectory_N,
+      'step_N': rows['step'],
+      'state_N': state_N,
+      'next_state_N': following,
+      'action_N': np.zeros_like(state_N),
+      'valid_N': rows['valid'].astype(bool),
+  }
+  for key, column in columns.items():
+    if column.dtype.kind == 'i':
+      column = column.astype(np.int32)
+    columns[key] = column[order]
+  return types.AdvantageInputs(**columns, state_texts=tuple(texts.tolist()))
+
+
+def _dense(names: list[str]) -> np.ndarray:
+  return np.unique(names, return_inverse=True)[1]
+
+
+def check_advantages(case: dict[str, Any]) -> list[str]:
+  """What is wrong with an estimator's advantages on a case; [] if nothing."""
+  got_N, _ = make_estimator(case)(make_inputs(case))
+  # NaN in the original (null) has 0 as its sensible value.
+  want_N = np.array(
+      [0.0 if x is None else x for x in case['expected']['advantage']]
+  )
+  if got_N.shape != want_N.shape or got_N.dtype != np.float32:
+    return [f'{got_N.dtype} {got_N.shape}, expected float32 {want_N.shape}']
+  good_N = np.abs(got_N - want_N) <= TOLERANCE * (1.0 + np.abs(want_N))
+  # On a row called unstable, a golden value in the thousands is a difference
+  # divided by the epsilon: the statistics had no spread to divide by.
+  for row in case.get('unstable_rows') or ():
+    if abs(want_N[row]) > 1e3:
+      good_N[row] = abs(got_N[row]) <= 1e2
+  return [
+      f'row {row}: advantage {got_N[row]:.7g}, expected {want_N[row]:.7g}'
+      for row in np.flatnonzero(~good_N)
+  ]
+
+
+def check_projection(case: dict[str, Any]) -> list[str]:
+  """What is wrong with the parsing of actions; [] if nothing."""
+  from hgpo_jax.rollout import parse  # pylint: disable=g-import-not-at-top
+
+  parsers = {
+      'alfworld': parse.parse_tagged_action,
+      'webshop': parse.parse_webshop,
+      'appworld': parse.parse_appworld,
+  }
+  wrong = []
+  for env, expected in case['expected'].items():
+    pairs = zip(expected['action'], expected['valid'], strict=True)
+    for text, want in zip(case['texts'], pairs, strict=True):
+      action, valid = parsers[env](text)
+      if (action, int(valid)) != (want[0], int(want[1])):
+        wrong.append(f'{env} {text!r}: {(action, valid)}, expected {want}')
+  return wrong
+
+
+def check_case(case: dict[str, Any]) -> list[str]:
+  """What is wrong on a case; [] if nothing. Raises Skipped."""
+  if case['algorithm'] == 'LOSS':
+    return golden_losses.check(case)
+  if case['algorithm'] == 'PROJECTION':
+    return check_projection(case)
+  return check_advantages(case)
+
+
+def read_cases(folder: pathlib.Path) -> Iterator[tuple[str, dict[str, Any]]]:
+  """(name, case) of each file, plain or gzipped, by name."""
+  for path in sorted(folder.glob('*.json*')):
+    opener = gzip.open if path.suffix == '.gz' else open
+    with opener(path, 'rt', encoding='utf-8') as file:
+      yield path.name.split('.')[0], json.load(file)
+
+
+def main(argv: list[str] | None = None) -> int:
+  """Runs a folder; returns the exit code."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser.add_argument('folder', type=pathlib.Path)
+  folder = parser.parse_args(argv).folder
+  passed = failed = skipped = 0
+  for name, case in read_cases(folder):
+    try:
+      wrong = check_case(case)
+    except Skipped as reason:
+      skipped += 1
+      print(f'SKIP {name}: {reason}')
+      continue
+    except Exception as error:  # pylint: disable=broad-exception-caught
+      wrong = [f'{type(error).__name__}: {error}']
+    passed, failed = passed + (not wrong), failed + bool(wrong)
+    if wrong:
+      print(f'FAIL {name}: {len(wrong)} wrong')
+      print(*(f'  {line}' for line in wrong[:5]), sep='\n')
+  if not passed + failed + skipped:
+    print(f'no golden files (*.json, *.json.gz) in {folder}')
+    failed = 1
+  tail = f', {skipped} skipped' if skipped else ''
+  print(f'{passed} passed, {failed} failed{tail}')
+  return int(failed > 0)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
