@@ -18,6 +18,8 @@ import random
 import re
 import textwrap
 
+from hgpo_jax import config
+
 KINDS = (
     'pick_and_place_simple',
     'look_at_obj_in_light',
@@ -93,7 +95,7 @@ USUAL_PLACES = {
         'Pot': ('StoveBurner',),
         'Potato': ('Fridge', 'CounterTop'),
         'SaltShaker': ('Cabinet', 'CounterTop', 'Shelf'),
-        'SoapBottle': ('SinkBasin', 'CounterTop', 'Cabinet'),
+        'SoapBottle': ('CounterTop', 'Cabinet'),
         'Spatula': ('Drawer', 'CounterTop'),
         'Spoon': ('Drawer', 'DiningTable'),
         'Tomato': ('Fridge', 'CounterTop'),
@@ -153,6 +155,7 @@ USUAL_PLACES = {
 }
 
 
+@config.configurable
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """How large and how orderly the generated rooms are.
