@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV ?= .venv
 SEED ?= 0
 ARGS ?=
+# Where torch without CUDA is; where it cannot be reached, pip goes on without.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
@@ -45,8 +47,8 @@ $(STAMP): setup.py constraints.txt
 	touch $(STAMP)
 
 $(VENV)/.torch: $(STAMP)
-	$(PIP) install --quiet torch==2.13.0 \
-	    --extra-index-url https://download.pytorch.org/whl/cpu
+	$(PIP) install --quiet --retries 1 -c constraints.txt torch==2.13.0 \
+	    --extra-index-url $(TORCH_INDEX)
 	touch $@
 
 lint: $(STAMP)
