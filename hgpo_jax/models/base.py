@@ -70,6 +70,9 @@ class LanguageModel(Protocol):
   def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
     """Float32 logits [..., V] of hidden states [..., D]."""
 
+  def decode_params(self, params: Params) -> Params:
+    """Parameters laid out for `extend` and `logits`, to decode faster with."""
+
   def init_cache(self, batch: int, length: int) -> KVCache:
     """An empty cache of `length` entries a row."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Protocol
 
@@ -120,7 +120,7 @@ class BoundCollector:
     else: not on the number of slots, nor on which episodes run side by side.
 
     Args:
-      params: parameters of the policy.
+      params: parameters of the policy, as the learner has them.
       tasks: the task of each group.
       group_size: episodes of a task; 1 for evaluation.
       seed: of the run; not negative.
@@ -132,6 +132,7 @@ class BoundCollector:
         for group, task in enumerate(tasks)
         for member in range(group_size)
     ]
+    params = self._sampler.prepare(params)
     waiting = collections.deque(episodes)
     live: dict[int, _Episode] = {}
     while waiting or live:

@@ -94,9 +94,7 @@ def sample(
   token_B, logprob_B = draw(hidden[:, -1], 0)
   state = state.append(token_B, logprob_B, is_stop(token_B), cache)
   state = jax.lax.while_loop(live, step, state)
-  return Responses(
-      state.ids_BR, state.logprobs_BR, state.length_B, state.place
-  )
+  return Responses(state.ids_BR, state.logprobs_BR, state.length_B, state.place)
 
 
 class _State(NamedTuple):

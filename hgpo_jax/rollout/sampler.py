@@ -90,6 +90,11 @@ class BoundSampler:
     self._model = model
     self._stop_ids = np.asarray(sorted(stop_ids), np.int32)
     self._program = jax.jit(self._sample)
+    self._decode_params = jax.jit(model.decode_params)
+
+  def prepare(self, params: base.Params) -> base.Params:
+    """Parameters as `generate` is fastest with; make them once a policy."""
+    return self._decode_params(params)
 
   def generate(
       self,
@@ -104,7 +109,7 @@ class BoundSampler:
     bucket saves padding.
 
     Args:
-      params: parameters of the model.
+      params: parameters of the model, best from `prepare`.
       prompts: ids of each prompt, of any lengths up to the last bucket.
       row_keys: integers [rows, any number]; a response depends on its row's
         numbers, prompt and temperature, and on nothing else.

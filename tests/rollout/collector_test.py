@@ -61,6 +61,9 @@ class _Scripted:
     self.prompts = []
     self.keys = []
 
+  def prepare(self, params):
+    return params
+
   def generate(self, params, prompts, row_keys, temperature):
     self.prompts += list(prompts)
     self.keys += [tuple(map(int, key)) for key in row_keys]
@@ -125,18 +128,27 @@ def test_steps_record_exactly_what_happened():
 
 def test_one_episode_of_each_cause():
   spec = toy.ToySpec(
-      max_steps=3, kinds=('open',), fatal=True,
-      faults=((2, 'raise_in_step'), (3, 'raise_in_reset')), fault_step=2,
+      max_steps=3,
+      kinds=('open',),
+      fatal=True,
+      faults=((2, 'raise_in_step'), (3, 'raise_in_reset')),
+      fault_step=2,
   )
   tasks = _tasks(spec, 0, 1, 2, 3, 4)
   right = {t.index: toy.solution(spec, t)[0] for t in tasks}
   wrong = next(f'open box {n}' for n in (1, 2) if f'open box {n}' != right[1])
   script = lambda task, trajectory, step: {
-      0: _say(right[0]), 1: _say(wrong), 2: _say('wait'), 4: 'hm...',
+      0: _say(right[0]),
+      1: _say(wrong),
+      2: _say('wait'),
+      4: 'hm...',
   }[task]
   trajectories, _, _ = _collect(script, spec, 2, tasks)
   assert [t.end_reason for t in trajectories] == [
-      types.SOLVED, types.FAILED, types.ENV_ERROR, types.ENV_ERROR,
+      types.SOLVED,
+      types.FAILED,
+      types.ENV_ERROR,
+      types.ENV_ERROR,
       types.MAX_STEPS,
   ]
   assert [len(t.steps) for t in trajectories] == [1, 1, 1, 0, 3]
@@ -175,7 +187,11 @@ def test_dropped_history_is_recorded():
   spec = toy.ToySpec(kinds=('put',))
   script = lambda task, trajectory, step: _say('look')
   (trajectory,), _, _ = _collect(
-      script, spec, 1, _tasks(spec, 0), max_prompt_tokens=620,
+      script,
+      spec,
+      1,
+      _tasks(spec, 0),
+      max_prompt_tokens=620,
       history_length=6,
   )
   dropped = [s.dropped_history for s in trajectory.steps]
@@ -205,7 +221,8 @@ def test_slots_are_refilled_and_ids_are_explicit():
   tasks = _tasks(spec, 3, 0, 3)
   script = lambda task, trajectory, step: (
       _say(toy.solution(spec, spec.split('train')[task])[step])
-      if trajectory % 2 else _say('look')
+      if trajectory % 2
+      else _say('look')
   )
   few, pool, sampler = _collect(script, spec, 2, tasks, group_size=3)
   many, wide_pool, _ = _collect(script, spec, 20, tasks, group_size=3)
@@ -216,7 +233,8 @@ def test_slots_are_refilled_and_ids_are_explicit():
   assert [len(t.steps) for t in few] == [5, 4, 5, 4, 5, 4, 5, 4, 5]
   assert all(
       (s.group, s.trajectory) == (t.group, t.trajectory)
-      for t in few for s in t.steps
+      for t in few
+      for s in t.steps
   )
   assert [t.end_reason for t in few] == [t.end_reason for t in many]
   assert len(set(sampler.keys)) == len(sampler.keys)
@@ -244,8 +262,14 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
   """With a real model and its sampler, in slots of real processes or none."""
   model = qwen2.Qwen2(
       base.ModelConfig(
-          vocab_size=128, hidden_size=16, intermediate_size=16, num_layers=1,
-          num_heads=2, num_kv_heads=1, head_dim=8, tie_word_embeddings=True,
+          vocab_size=128,
+          hidden_size=16,
+          intermediate_size=16,
+          num_layers=1,
+          num_heads=2,
+          num_kv_heads=1,
+          head_dim=8,
+          tie_word_embeddings=True,
           max_position_embeddings=512,
       )
   )

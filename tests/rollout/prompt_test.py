@@ -25,9 +25,7 @@ class _Words:
 
 
 def _turns(count):
-  return [
-      prompt_lib.Turn(f'seen {n}', f'do {n}') for n in range(1, count + 1)
-  ]
+  return [prompt_lib.Turn(f'seen {n}', f'do {n}') for n in range(1, count + 1)]
 
 
 def _build(template, turns, history_length, budget=100_000):

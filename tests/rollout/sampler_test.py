@@ -88,9 +88,7 @@ def test_logprobs_are_those_of_a_full_forward(params, prompts, sampler):
     assert completion.logprobs.dtype == np.float32
 
 
-def test_responses_end_at_the_first_stop_or_the_limit(
-    params, prompts, sampler
-):
+def test_responses_end_at_the_first_stop_or_the_limit(params, prompts, sampler):
   completions = []
   for seed in range(4):
     completions += sampler.generate(params, prompts, _keys(8, seed), 1.0)
@@ -174,6 +172,15 @@ def test_completions_cannot_be_changed(params, prompts, sampler):
   for array in (completion.ids, completion.logprobs):
     with pytest.raises(ValueError, match='read-only'):
       array[0] = 0
+
+
+def test_prepared_parameters_give_the_same(params, prompts, sampler):
+  plain = sampler.generate(params, prompts, _keys(8), _TEMPERATURES)
+  prepared = sampler.prepare(params)
+  other = sampler.generate(prepared, prompts, _keys(8), _TEMPERATURES)
+  for a, b in zip(plain, other):
+    np.testing.assert_array_equal(a.ids, b.ids)
+    np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
 
 
 def test_works_on_a_mesh(params, prompts, sampler):

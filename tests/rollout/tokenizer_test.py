@@ -64,11 +64,13 @@ def test_decode_returns_the_text_with_or_without_special_tokens(folder):
 
 def test_split_rule_of_the_file_is_kept(folder):
   """transformers' Qwen2 class would split 'a1' where this file does not."""
+
   def whole_words(content):
     split = content['pre_tokenizer']['pretokenizers'][0]
     split['pattern']['Regex'] = r'\S+|\s+'
     content['model']['vocab']['a1'] = 5000
     content['model']['merges'].append('a 1')
+
   _edit(folder / 'tokenizer.json', whole_words)
   assert tokenizer_lib.ChatTokenizer(folder).encode('a1') == [5000]
 
@@ -100,6 +102,7 @@ def test_missing_special_token_is_named(folder):
         t for t in content['added_tokens'] if t['content'] != '<|im_end|>'
     ]
     del content['model']['vocab']['<|im_end|>']
+
   _edit(folder / 'tokenizer.json', drop)
   _edit(
       folder / 'tokenizer_config.json',

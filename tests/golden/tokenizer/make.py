@@ -34,8 +34,8 @@ TEXTS = (
     'Now: You open the fridge 1. The fridge 1 is open. In it, you see nothing.'
     '\nActions:\ngo to cabinet 10\ncool tomato 2 with fridge 1\n'
     'Task: cool some tomato and put it in microwave.',
-    '[Observation 3: \'Nothing happens.\', Action 3: \'examine desk 1\']',
-    '<think>I don\'t see it; we\'ll look, you\'RE sure?</think>\n'
+    "[Observation 3: 'Nothing happens.', Action 3: 'examine desk 1']",
+    "<think>I don't see it; we'll look, you'RE sure?</think>\n"
     '<action>go to desk 1</action><|im_end|>',
     'search[<your query>] click[B08N5WRWNW] price < $49.99 [SEP] 100% cotton',
     'def f(x):\n    return x ** 2\n\n\tprint(f(10))  \n',
