@@ -1,4 +1,8 @@
-"""Shapes of the Qwen2.5 models, as their published `config.json` has them."""
+"""Shapes of the Qwen2.5 Instruct models, as published in `config.json`.
+
+For models made from scratch and for planning memory; a model that is loaded
+has its own `config.json`, which counts.
+"""
 
 from __future__ import annotations
 

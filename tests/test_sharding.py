@@ -1,0 +1,180 @@
+"""Meshes, rules, and the model split over eight virtual devices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec
+import numpy as np
+import pytest
+
+from hgpo_jax import sharding
+from hgpo_jax.models import base
+from hgpo_jax.models import qwen2
+
+_CONFIG = base.ModelConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _eight_devices():
+  if jax.device_count() != 8:
+    pytest.skip('needs 8 devices')
+
+
+@pytest.fixture(scope='module')
+def mesh() -> jax.sharding.Mesh:
+  return sharding.Mesh(data=2, fsdp=2, tensor=2).make_mesh()
+
+
+@pytest.mark.parametrize(
+    ('spec', 'devices', 'shape'),
+    [
+        (sharding.Mesh(), 8, (1, 8, 1)),
+        (sharding.Mesh(), 1, (1, 1, 1)),
+        (sharding.Mesh(data=-1, fsdp=2, tensor=2), 8, (2, 2, 2)),
+        (sharding.Mesh(data=2, fsdp=1, tensor=-1), 6, (2, 1, 3)),
+        (sharding.Mesh(data=2, fsdp=2, tensor=2), 8, (2, 2, 2)),
+    ],
+)
+def test_one_axis_takes_the_rest(spec, devices, shape):
+  assert spec.shape(devices) == shape
+
+
+@pytest.mark.parametrize(
+    ('spec', 'message'),
+    [
+        (sharding.Mesh(tensor=3), 'product 3 must divide .* devices, 8'),
+        (sharding.Mesh(fsdp=2), 'product 2 must equal .* devices, 8'),
+        (sharding.Mesh(fsdp=16), 'product 16 must equal .* Change Mesh.data'),
+        (sharding.Mesh(data=-1), 'at most one may be -1'),
+        (sharding.Mesh(tensor=0), 'every axis must be at least 1'),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(spec, message):
+  with pytest.raises(ValueError, match=message):
+    spec.make_mesh()
+
+
+def test_axes_are_auto(mesh):
+  assert mesh.axis_types == (AxisType.Auto,) * 3
+
+
+def test_tensor_axis_must_divide_heads():
+  mesh = sharding.Mesh(fsdp=2, tensor=4).make_mesh()
+  sizes = qwen2.Qwen2(_CONFIG).axis_sizes()
+  with pytest.raises(
+      ValueError, match="'kv_heads' .2. over tensor=4.* Set Mesh.tensor"
+  ):
+    sharding.check_divides(mesh, sizes)
+  sharding.check_divides(mesh, {**sizes, 'kv_heads': 4})
+  with pytest.raises(ValueError, match='data=1 x fsdp=2.*Mesh.data or Mesh.f'):
+    sharding.check_divides(mesh, {'batch': 3})
+
+
+def test_rules():
+  assert sharding.spec(('layers', 'embed', 'heads')) == PartitionSpec(
+      None, 'fsdp', 'tensor'
+  )
+  assert sharding.spec(('batch', None)) == PartitionSpec(('data', 'fsdp'), None)
+  with pytest.raises(ValueError, match=r"Unknown logical axes \['head'\]"):
+    sharding.spec(('head',))
+
+
+def test_constrain(mesh):
+  x = jnp.ones((4, 3))
+  assert sharding.constrain(x, 'batch', 'embed') is x
+  with jax.set_mesh(mesh):
+    split = jax.jit(lambda y: sharding.constrain(y, 'batch', 'embed'))
+    # The three columns are not divisible by fsdp=2 and stay whole.
+    assert split(x).sharding.spec == PartitionSpec(('data', 'fsdp'))
+    with pytest.raises(ValueError, match='has 2 axes, but 1 logical'):
+      sharding.constrain(x, 'batch')
+
+
+def _inputs():
+  rng = np.random.default_rng(0)
+  tokens_BT = rng.integers(0, _CONFIG.vocab_size, (8, 6))
+  segment_ids_BT = np.ones((8, 6), np.int32)
+  segment_ids_BT[3, 4:] = 0
+  positions_BT = np.where(segment_ids_BT, np.arange(6), 0)
+  return tokens_BT, positions_BT, segment_ids_BT
+
+
+def _loss(model, params, tokens_BT, positions_BT, segment_ids_BT):
+  hidden = model.hidden(params, tokens_BT, positions_BT, segment_ids_BT)
+  logprobs = jax.nn.log_softmax(model.logits(params, hidden))
+  real = segment_ids_BT[..., None] > 0
+  return -jnp.sum(jnp.where(real, logprobs, 0.0)[..., 7]) / 10, hidden
+
+
+def test_the_split_model_computes_the_same(mesh):
+  model = qwen2.Qwen2(_CONFIG)
+  params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+  run = jax.jit(jax.value_and_grad(lambda *a: _loss(model, *a), has_aux=True))
+  (loss, hidden), grads = run(params, *_inputs())
+  shardings = sharding.param_shardings(mesh, model.logical_axes())
+  with jax.set_mesh(mesh):
+    sharding.check_divides(mesh, model.axis_sizes())
+    placed = sharding.put(params, shardings)
+    jax.tree.map(np.testing.assert_array_equal, placed, params)
+    rows = jax.device_put(_inputs(), sharding.batch_sharding(mesh))
+    (split_loss, split_hidden), split_grads = jax.jit(
+        jax.value_and_grad(lambda *a: _loss(model, *a), has_aux=True),
+        out_shardings=((None, None), shardings),
+    )(placed, *rows)
+  kernel = placed['layers']['mlp']['gate']['kernel']
+  assert kernel.addressable_shards[0].data.shape == (2, 16, 24)
+  # Rows stay split through the embedding and every layer.
+  assert split_hidden.addressable_shards[0].data.shape == (2, 6, 32)
+  assert split_grads['embed']['embedding'].sharding.spec == PartitionSpec(
+      'tensor', 'fsdp'
+  )
+  close = lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
+  close(split_loss, loss)
+  close(split_hidden, hidden)
+  jax.tree.map(close, split_grads, grads)
+
+
+def test_the_split_cache_computes_the_same(mesh):
+  model = qwen2.Qwen2(_CONFIG)
+  params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+  tokens, positions, segment_ids = _inputs()
+
+  def decode(params, tokens, positions, valid):
+    params = model.decode_params(params)
+    out, cache = model.extend(
+        params,
+        model.init_cache(8, 6),
+        tokens[:, :5],
+        positions[:, :5],
+        valid[:, :5],
+        0,
+    )
+    last, cache = model.extend(
+        params,
+        cache,
+        tokens[:, 5:],
+        positions[:, 5:],
+        valid[:, 5:],
+        jnp.int32(5),
+    )
+    return jnp.concatenate([out, last], axis=1), cache
+
+  args = tokens, positions, segment_ids > 0
+  expected, _ = jax.jit(decode)(params, *args)
+  shardings = sharding.param_shardings(mesh, model.logical_axes())
+  with jax.set_mesh(mesh):
+    rows = jax.device_put(args, sharding.batch_sharding(mesh))
+    out, cache = jax.jit(decode)(sharding.put(params, shardings), *rows)
+  # Two rows of one key/value head on each device.
+  assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 6, 8)
+  np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
