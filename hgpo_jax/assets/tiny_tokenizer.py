@@ -70,3 +70,7 @@ def save(tokenizer: tokenizers.Tokenizer, folder: pathlib.Path) -> None:
   generation = {'eos_token_id': stops, 'pad_token_id': stops[1]}
   path = folder / 'generation_config.json'
   path.write_text(json.dumps(generation, indent=2) + '\n')
+  # The part of config.json that names tokens; the model's shape joins it when
+  # weights are saved.
+  tokens = {'eos_token_id': stops[0], 'pad_token_id': stops[1]}
+  (folder / 'config.json').write_text(json.dumps(tokens, indent=2) + '\n')

@@ -115,7 +115,7 @@ class EnvPool:
     counts = {'restarts': self._restarts, **self._ledger.counts}
     metrics = {f'pool/{name}': float(n) for name, n in counts.items()}
     for process in self._workers:
-      metrics[f'pool/rss_mb_{process.index}'] = process.resident_mb()
+      metrics[f'memory/worker_mb_{process.index}'] = process.resident_mb()
     return metrics
 
   @property

@@ -25,11 +25,11 @@ from hgpo_jax.io import metric_sinks
 PREFIXES: Mapping[str, str] = {
     'advantage': 'what the estimator did: groups, spread, advantages',
     'batch': 'steps and tokens that reached the learner, and what was dropped',
-    'env': 'environment pool: failures, restarts, waiting',
     'eval': 'evaluation on held-out tasks',
     'logprob_gap': 'sampler against learner on the sampled tokens',
     'loss': 'parts of the policy loss',
-    'memory': 'bytes on host and devices',
+    'memory': 'resident memory; differs from run to run',
+    'pool': 'environment processes: failures, restarts, replays',
     'policy': 'ratio, clipping, divergence, entropy',
     'rollout': 'episodes of the iteration: success, length, validity',
     'run': 'iteration, tokens and episodes so far',

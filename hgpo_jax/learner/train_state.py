@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 import dataclasses
 from typing import Any
 
@@ -29,35 +28,31 @@ class TrainState:
 
 
 def create(
-    params: Any,
-    optimizer: optax.GradientTransformation,
-    mesh: jax.sharding.Mesh | None = None,
+    params: Any, optimizer: optax.GradientTransformation
 ) -> TrainState:
-  """A fresh state for `params`; moments lie where their parameters lie.
+  """A fresh state for `params`, which lie where they shall lie.
 
-  On a mesh, `params` are expected to be there already; everything without a
-  parameter of its own (counts) is replicated.
+  A subtree that mirrors the parameters (a moment) lies like them, so that the
+  optimizer is split over fsdp as the parameters are; everything else (counts)
+  is replicated. The parameters are copied: an update eats its state.
   """
-  init = lambda p: TrainState(p, optimizer.init(p), jnp.zeros((), jnp.int32))
-  if mesh is None:
-    return jax.jit(init)(params)
-  return jax.jit(init, out_shardings=shardings(params, init, mesh))(params)
-
-
-def shardings(
-    params: Any, init: Callable[[Any], TrainState], mesh: jax.sharding.Mesh
-) -> TrainState:
-  """The sharding of each leaf of `init(params)`.
-
-  A subtree that mirrors the parameters (a moment) takes their shardings, so
-  that the optimizer is split over fsdp like the parameters themselves.
-  """
-  replicated = jax.sharding.NamedSharding(mesh, sharding.spec(()))
+  init = lambda p: TrainState(
+      jax.tree.map(jnp.copy, p), optimizer.init(p), jnp.zeros((), jnp.int32)
+  )
   like_params = jax.tree.map(lambda p: p.sharding, params)
   treedef = jax.tree.structure(params)
   mirrors = lambda x: jax.tree.structure(x) == treedef
-  return jax.tree.map(
-      lambda x: like_params if mirrors(x) else replicated,
+  shardings = jax.tree.map(
+      lambda x: like_params if mirrors(x) else _replicated(like_params),
       jax.eval_shape(init, params),
       is_leaf=mirrors,
   )
+  return jax.jit(init, out_shardings=shardings)(params)
+
+
+def _replicated(shardings: Any) -> jax.sharding.Sharding:
+  """A scalar's sharding over the devices of the others."""
+  first = jax.tree.leaves(shardings)[0]
+  if isinstance(first, jax.sharding.NamedSharding):
+    return jax.sharding.NamedSharding(first.mesh, sharding.spec(()))
+  return first

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import json
+import os
 import pathlib
 
-import transformers
+# The advice at import is to install torch, which nothing here uses.
+os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
+import transformers  # pylint: disable=wrong-import-position
 
 IM_START = '<|im_start|>'
 IM_END = '<|im_end|>'

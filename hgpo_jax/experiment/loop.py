@@ -1,0 +1,255 @@
+"""Training, from top to bottom.
+
+env -> rollout -> batch -> advantages -> loss -> update -> checkpoint, metrics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import json
+import pathlib
+import time
+
+from absl import logging
+import jax
+import numpy as np
+
+from hgpo_jax import config
+from hgpo_jax import sharding
+from hgpo_jax import types
+from hgpo_jax.batch import advantage_inputs
+from hgpo_jax.batch import minibatch
+from hgpo_jax.batch import pack
+from hgpo_jax.experiment import evaluate as evaluate_lib
+from hgpo_jax.experiment import runtime as runtime_lib
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import task_order
+from hgpo_jax.io import checkpoint
+from hgpo_jax.io import trajectories as trajectories_io
+from hgpo_jax.learner import scorer as scorer_lib
+from hgpo_jax.learner import train_state
+from hgpo_jax.rollout import metrics as rollout_metrics
+
+
+def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
+  """Runs the experiment, or goes on with it if `run_dir` holds a checkpoint.
+
+  The run folder gets: config.gin, operative.gin, run.json, metrics.jsonl,
+  tensorboard/, eval/, rollouts/, checkpoints/. Line i of the metrics holds
+  what iteration i did, and what an evaluation of the policy before it found.
+  """
+  config.check_resume(run_dir)
+  with runtime_lib.open_player(spec) as player:
+    config.write(
+        run_dir, seed=spec.seed, devices=[str(d) for d in jax.devices()]
+    )
+    learner = runtime_lib.make_learner(spec, player)
+    checkpoints = checkpoint.Checkpoints(
+        run_dir / 'checkpoints', keep=spec.keep_checkpoints
+    )
+    restored = checkpoints.restore(learner.state)
+    state, first = learner.state, 0
+    if restored is not None:
+      state, first = restored.state, restored.iteration
+      logging.info('going on with iteration %d', first)
+    with spec.logging.open(run_dir, first, spec.iterations) as writer:
+      for iteration in range(first, spec.iterations):
+        metrics = {}
+        if _evaluation_due(spec, iteration):
+          metrics |= _evaluate(spec, player, state, run_dir, iteration)
+        state, trained = _iterate(
+            spec, player, learner, state, run_dir, iteration
+        )
+        writer.write(iteration, metrics | trained)
+        if _save_due(spec, iteration + 1):
+          checkpoints.save(iteration + 1, state, {'seed': spec.seed})
+      writer.write(
+          spec.iterations,
+          _evaluate(spec, player, state, run_dir, spec.iterations),
+      )
+    checkpoints.close()
+
+
+def _evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
+  every = spec.evaluation.every
+  return iteration == 0 or bool(every and iteration % every == 0)
+
+
+def _save_due(spec: spec_lib.Experiment, done: int) -> bool:
+  return done == spec.iterations or done % spec.save_every == 0
+
+
+def _iterate(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    run_dir: pathlib.Path,
+    iteration: int,
+) -> tuple[train_state.TrainState, types.Metrics]:
+  """Plays one round of episodes and learns from them."""
+  start = time.monotonic()
+  tasks = task_order.choose(
+      spec.env.split(spec.split),
+      spec.tasks_per_iteration,
+      spec.seed,
+      iteration,
+  )
+  trajectories = player.collector.collect(
+      state.params,
+      tasks,
+      spec.group_size,
+      seed=spec.seed,
+      iteration=iteration,
+      temperature=spec.temperature,
+  )
+  collected = time.monotonic()
+  every = spec.save_rollouts_every
+  if every and iteration % every == 0:
+    name = trajectories_io.file_name(iteration)
+    trajectories_io.save(
+        run_dir / 'rollouts' / name, trajectories, player.tokenizer.decode
+    )
+  state, learned = _learn(spec, player, learner, state, trajectories, iteration)
+  metrics = {
+      **rollout_metrics.rollout_metrics(trajectories),
+      **player.pool.metrics,
+      **learned,
+      'sampler/compilations': float(player.sampler.compilations),
+      'time/rollout_s': collected - start,
+      'time/learn_s': time.monotonic() - collected,
+  }
+  logging.info(
+      'iteration %d: success %.2f, %d steps, rollout %.1f s, learn %.1f s',
+      iteration,
+      metrics['rollout/success_rate'],
+      metrics['batch/steps'],
+      metrics['time/rollout_s'],
+      metrics['time/learn_s'],
+  )
+  return state, metrics
+
+
+def _learn(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    trajectories: Sequence[types.Trajectory],
+    iteration: int,
+) -> tuple[train_state.TrainState, types.Metrics]:
+  """Advantages, log-probs, updates."""
+  _refuse_all_aborted(trajectories)
+  inputs, steps = advantage_inputs.build(trajectories)
+  advantage_N, advantage_metrics = spec.estimator(inputs)
+  rollout, old_BR, reference_BR = _score(spec, player, learner, state, steps)
+  batch = minibatch.policy_batch(rollout, advantage_N, old_BR, reference_BR)
+  seen = []
+  for epoch in range(spec.minibatches.epochs):
+    for part in minibatch.split(
+        batch,
+        spec.minibatches,
+        seed=spec.seed,
+        iteration=iteration,
+        epoch=epoch,
+        rows_multiple=_pass_rows(spec, player),
+    ):
+      state, metrics = learner.update(state, part)
+      seen.append(metrics)
+  return state, {
+      **advantage_inputs.counts(trajectories),
+      **advantage_metrics,
+      **scorer_lib.logprob_gap(rollout, old_BR),
+      **_mean(jax.device_get(seen)),
+      'update/count': float(len(seen)),
+  }
+
+
+def _score(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    steps: Sequence[types.Step],
+) -> tuple[types.RolloutBatch, np.ndarray, np.ndarray | None]:
+  """The steps as rows, with the trainer's own and the reference log-probs."""
+  rows = _pass_rows(spec, player)
+  rollout = pack.pad_steps(
+      steps,
+      length_buckets=spec.minibatches.length_buckets,
+      response_buckets=spec.minibatches.response_buckets,
+      rows_multiple=rows,
+  )
+
+  def score(params):
+    parts = minibatch.by_length(rollout, spec.minibatches, rows)
+    shape = rollout.action_mask_BR.shape
+    return learner.scorer.score_parts(params, parts, shape)[0]
+
+  reference = learner.reference
+  return (
+      rollout,
+      score(state.params),
+      None if reference is None else score(reference),
+  )
+
+
+def _pass_rows(spec: spec_lib.Experiment, player: runtime_lib.Player) -> int:
+  return spec.minibatches.micro_batch_rows(
+      sharding.ways(player.mesh, 'batch')
+  )
+
+
+def _mean(seen: Sequence[types.Metrics]) -> types.Metrics:
+  """The mean over updates of each metric."""
+  return {
+      name: float(np.mean([metrics[name] for metrics in seen]))
+      for name in seen[0]
+  }
+
+
+def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
+  if all(t.aborted or not t.steps for t in trajectories):
+    errors = sorted({t.error for t in trajectories if t.error})
+    raise RuntimeError(
+        f'none of the {len(trajectories)} episodes of the iteration has a step'
+        f' to train on; the environments said: {errors[:3] or "nothing"}.'
+        ' Correct the environment and run the same command again'
+    )
+
+
+def _evaluate(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    state: train_state.TrainState,
+    run_dir: pathlib.Path,
+    iteration: int,
+) -> types.Metrics:
+  start = time.monotonic()
+  split = spec.env.split(spec.evaluation.split)
+  result = evaluate_lib.evaluate(
+      spec.evaluation, split, player.collector, state.params
+  )
+  path = run_dir / 'eval' / f'iteration_{iteration:06d}.json'
+  evaluate_lib.save(path, result, iteration)
+  logging.info(
+      'evaluation before iteration %d: success %.3f (%.3f to %.3f) on %d games',
+      iteration,
+      result.overall.mean,
+      result.overall.low,
+      result.overall.high,
+      result.overall.games,
+  )
+  return {**result.metrics(), 'time/evaluate_s': time.monotonic() - start}
+
+
+def summary(run_dir: pathlib.Path) -> str:
+  """The table of a finished run: its first and its last evaluation."""
+  paths = sorted((run_dir / 'eval').glob('iteration_*.json'))
+  chosen = dict.fromkeys((paths[0], paths[-1]))
+  results = {}
+  for path in chosen:
+    iteration = json.loads(path.read_text())['iteration']
+    name = 'before training' if iteration == 0 else f'after {iteration}'
+    results[name] = evaluate_lib.load(path)
+  return evaluate_lib.table(results)

@@ -1,0 +1,92 @@
+"""The arithmetic of a run, checked and printed before anything heavy starts."""
+
+from __future__ import annotations
+
+import jax
+
+from hgpo_jax.experiment import spec as spec_lib
+
+
+def check(spec: spec_lib.Experiment) -> str:
+  """Checks everything that can be checked without weights or environments.
+
+  Returns the arithmetic of the batch, for people.
+
+  Raises:
+    ValueError, FileNotFoundError, ImportError, KeyError: naming the knob.
+  """
+  spec.env.check()
+  train, heldout = spec.env.split(spec.split), spec.env.split(
+      spec.evaluation.split
+  )
+  _check_split(spec, len(train), len(heldout))
+  model, tokenizer = spec.policy.check()
+  spec.sampler.bind(model, tokenizer.stop_ids)
+  shape = spec.mesh.shape(jax.device_count())
+  shares = shape[0] * shape[1]
+  spec.minibatches.check(
+      shares, spec.collector.max_prompt_tokens, spec.sampler.max_new_tokens
+  )
+  _check_rows(spec, shares)
+  return _describe(spec, len(train), len(heldout), shape)
+
+
+def _check_split(
+    spec: spec_lib.Experiment, train: int, heldout: int
+) -> None:
+  if spec.tasks_per_iteration > train:
+    raise ValueError(
+        f'Experiment.tasks_per_iteration is {spec.tasks_per_iteration}, but'
+        f' the split {spec.split!r} has {train} tasks'
+    )
+  if spec.evaluation.games > heldout:
+    raise ValueError(
+        f'Evaluation.games is {spec.evaluation.games}, but the split'
+        f' {spec.evaluation.split!r} has {heldout} tasks'
+    )
+  if spec.evaluation.split == spec.split:
+    raise ValueError(
+        f'Evaluation.split and Experiment.split are both {spec.split!r};'
+        ' evaluate on tasks that no training uses'
+    )
+
+
+def _check_rows(spec: spec_lib.Experiment, shares: int) -> None:
+  for rows in spec.sampler.row_buckets:
+    if rows % shares:
+      raise ValueError(
+          f'Sampler.row_buckets has {rows}, which the {shares} data-parallel'
+          ' shares of the mesh (Mesh.data x Mesh.fsdp) do not divide; use'
+          f' multiples of {shares}'
+      )
+
+
+def _describe(
+    spec: spec_lib.Experiment,
+    train: int,
+    heldout: int,
+    shape: tuple[int, int, int],
+) -> str:
+  steps = spec.episodes * spec.env.max_steps
+  batches = spec.minibatches
+  games = spec.evaluation.games or heldout
+  rows = batches.micro_batch_rows(shape[0] * shape[1])
+  longest = spec.collector.max_prompt_tokens + spec.sampler.max_new_tokens
+  lines = [
+      f'tasks        {train} in {spec.split!r}, {heldout} in'
+      f' {spec.evaluation.split!r}',
+      f'iteration    {spec.tasks_per_iteration} tasks x {spec.group_size}'
+      f' members = {spec.episodes} episodes of at most'
+      f' {spec.env.max_steps} steps = at most {steps} steps',
+      f'tokens       at most {spec.collector.max_prompt_tokens} prompt +'
+      f' {spec.sampler.max_new_tokens} response = {longest} a step',
+      f'updates      {batches.minibatch_steps} steps each: at most'
+      f' {batches.count(steps)} x {batches.epochs} epochs ='
+      f' {batches.count(steps) * batches.epochs} an iteration, in passes of'
+      f' {rows} rows',
+      f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
+      f'evaluation   {games} games x {len(spec.evaluation.seeds)} seeds at'
+      f' temperature {spec.evaluation.temperature}',
+      f'run          {spec.iterations} iterations, seed {spec.seed}',
+  ]
+  return '\n'.join(lines)

@@ -1,0 +1,105 @@
+"""The live parts of a run, made from its spec in the order that is safe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+
+from absl import logging
+import jax
+import numpy as np
+
+from hgpo_jax import sharding
+from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.learner import scorer as scorer_lib
+from hgpo_jax.learner import train_state
+from hgpo_jax.learner import update as update_lib
+from hgpo_jax.models import base as models
+from hgpo_jax.models import qwen2
+from hgpo_jax.rollout import collector as collector_lib
+from hgpo_jax.rollout import sampler as sampler_lib
+from hgpo_jax.rollout import tokenizer as tokenizer_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Player:
+  """What evaluation needs: a policy's functions, and games to play.
+
+  Attributes:
+    model: functions of the model.
+    tokenizer: of the policy's folder.
+    mesh: the mesh that everything lies on.
+    pool: environments.
+    sampler: samples responses.
+    collector: plays episodes.
+  """
+
+  model: qwen2.Qwen2
+  tokenizer: tokenizer_lib.ChatTokenizer
+  mesh: jax.sharding.Mesh
+  pool: pool_lib.EnvPool
+  sampler: sampler_lib.BoundSampler
+  collector: collector_lib.BoundCollector
+
+  def put(self, params: models.Params) -> models.Params:
+    """Places host parameters on the mesh."""
+    axes = self.model.logical_axes()
+    return sharding.put(params, sharding.param_shardings(self.mesh, axes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+  """What training needs besides.
+
+  Attributes:
+    scorer: log-probs of the trainer, at the training temperature.
+    update: one optimizer update from one minibatch.
+    reference: parameters that the KL is taken to; None without a KL.
+    state: where training starts.
+  """
+
+  scorer: scorer_lib.Scorer
+  update: update_lib.Update
+  reference: models.Params | None
+  state: train_state.TrainState
+
+
+@contextlib.contextmanager
+def open_player(spec: spec_lib.Experiment) -> Iterator[Player]:
+  """Starts environments, then the model; stops the environments at the end."""
+  model, tokenizer = spec.policy.check()
+  sampler = spec.sampler.bind(model, tokenizer.stop_ids)
+  logging.info('starting %d environment processes', spec.workers.processes)
+  with spec.workers.open(spec.env, spec.episodes) as pool:
+    mesh = spec.mesh.make_mesh()
+    sharding.check_divides(mesh, model.axis_sizes())
+    collector = spec.collector.bind(pool, tokenizer, sampler)
+    with jax.set_mesh(mesh):
+      yield Player(model, tokenizer, mesh, pool, sampler, collector)
+
+
+def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
+  """Loads the policy's weights and makes the training functions."""
+  model, mesh = player.model, player.mesh
+  shares = sharding.ways(mesh, 'batch')
+  logging.info('loading weights from %s', spec.policy.path)
+  weights = spec.policy.load(model)
+  start = player.put(weights)
+  update = update_lib.make_update(
+      model,
+      spec.optimizer,
+      spec.loss,
+      temperature=spec.temperature,
+      micro_batch_rows=spec.minibatches.micro_batch_rows(shares),
+      mesh=mesh,
+  )
+  state = train_state.create(start, spec.optimizer.make())
+  logging.info(
+      'policy of %.1f M parameters',
+      sum(np.size(p) for p in jax.tree.leaves(weights)) / 1e6,
+  )
+  scorer = scorer_lib.Scorer(model, spec.temperature, mesh)
+  reference = start if spec.loss.kl_coef else None
+  return Learner(scorer, update, reference, state)

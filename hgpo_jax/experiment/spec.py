@@ -1,0 +1,226 @@
+"""What a run is: the one root that gin constructs, cheap and checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from hgpo_jax import assets
+from hgpo_jax import config
+from hgpo_jax import sharding
+from hgpo_jax.advantages import base as advantages
+from hgpo_jax.batch import minibatch
+from hgpo_jax.envs import base as envs
+from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.io import metrics
+from hgpo_jax.learner import optimizer as optimizer_lib
+from hgpo_jax.losses import ppo
+from hgpo_jax.models import base as models
+from hgpo_jax.models import hf
+from hgpo_jax.models import qwen2
+from hgpo_jax.rollout import collector as collector_lib
+from hgpo_jax.rollout import sampler as sampler_lib
+from hgpo_jax.rollout import tokenizer as tokenizer_lib
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class PolicySource:
+  """The Hugging Face folder that the policy starts from.
+
+  Attributes:
+    folder: a folder with config.json, *.safetensors and tokenizer files; the
+      bare name of a folder in hgpo_jax/assets works too. Never downloaded.
+    remat: recompute activations in the backward pass; less memory, more time.
+    compute_dtype: of activations; parameters and moments stay in float32.
+  """
+
+  folder: str = config.REQUIRED
+  remat: bool = True
+  compute_dtype: str = 'float32'
+
+  def __post_init__(self) -> None:
+    if self.compute_dtype not in ('float32', 'bfloat16'):
+      raise ValueError(
+          f'PolicySource.compute_dtype is {self.compute_dtype!r}; expected'
+          " 'float32' or 'bfloat16'"
+      )
+
+  @property
+  def path(self) -> pathlib.Path:
+    """The folder on disk."""
+    packaged = pathlib.Path(assets.__file__).parent / self.folder
+    return packaged if packaged.is_dir() else pathlib.Path(self.folder)
+
+  def check(self) -> tuple[qwen2.Qwen2, tokenizer_lib.ChatTokenizer]:
+    """The model's functions and its tokenizer, before any weight is read.
+
+    Raises:
+      FileNotFoundError: the folder or a file of it is missing.
+      ValueError: a config or tokenizer that does not fit.
+    """
+    if not self.path.is_dir():
+      raise FileNotFoundError(
+          f'PolicySource.folder = {self.folder!r} is not a folder; give the'
+          ' Hugging Face folder of a Qwen2.5 model (nothing is downloaded)'
+      )
+    shapes = hf.read_config(self.path)
+    tokenizer = tokenizer_lib.ChatTokenizer(self.path)
+    tokenizer_lib.check_vocab(tokenizer, shapes.vocab_size)
+    return qwen2.Qwen2(shapes, self.remat, self.compute_dtype), tokenizer
+
+  def load(self, model: qwen2.Qwen2) -> models.Params:
+    """The parameters, float32, on the host."""
+    return hf.load_params(self.path, model.config)
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Workers:
+  """Processes that run environments; results do not depend on these numbers.
+
+  Attributes:
+    processes: worker processes; about one a core.
+    slots: live environments; 0 for one an episode of a training iteration.
+    start_timeout_s: until all workers must be ready.
+    reset_timeout_s: for one reset.
+    step_timeout_s: for one step.
+  """
+
+  processes: int = 2
+  slots: int = 0
+  start_timeout_s: float = 120.0
+  reset_timeout_s: float = 60.0
+  step_timeout_s: float = 20.0
+
+  def __post_init__(self) -> None:
+    if self.processes < 1 or self.slots < 0:
+      raise ValueError(
+          'Workers needs processes >= 1 and slots >= 0, got'
+          f' {self.processes} and {self.slots}'
+      )
+
+  def open(self, env: envs.EnvSpec, episodes: int) -> pool_lib.EnvPool:
+    """Starts the pool; call it before jax touches a device."""
+    slots = self.slots or episodes
+    return pool_lib.EnvPool(
+        env,
+        num_slots=slots,
+        num_workers=min(self.processes, slots),
+        reset_timeout_s=self.reset_timeout_s,
+        step_timeout_s=self.step_timeout_s,
+        start_timeout_s=self.start_timeout_s,
+    )
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+  """How a policy is evaluated: each game of a split exactly once a seed.
+
+  Attributes:
+    split: the split to enumerate.
+    games: the first so many games of it; 0 for all.
+    temperature: of sampling; 0 is greedy. The published protocol has 0.4.
+    seeds: of sampling; each plays every game once.
+    every: iterations between evaluations in training; 0 for only before the
+      first and after the last.
+  """
+
+  split: str = config.REQUIRED
+  games: int = 0
+  temperature: float = 0.4
+  seeds: tuple[int, ...] = (0,)
+  every: int = config.may_change(0)
+
+  def __post_init__(self) -> None:
+    if self.games < 0 or self.every < 0 or self.temperature < 0:
+      raise ValueError(
+          'Evaluation needs games, every and temperature of at least 0, got'
+          f' {self.games}, {self.every} and {self.temperature}'
+      )
+    if not self.seeds or len(set(self.seeds)) < len(self.seeds):
+      raise ValueError(
+          f'Evaluation.seeds is {self.seeds}; expected different seeds, at'
+          ' least one'
+      )
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """A training run.
+
+  Attributes:
+    env: the environment.
+    policy: where the policy starts.
+    collector: how episodes are played.
+    sampler: how responses are sampled.
+    estimator: from steps to advantages.
+    loss: the objective.
+    optimizer: the optimizer.
+    minibatches: from steps to updates.
+    evaluation: how and when the policy is evaluated.
+    mesh: how devices are arranged.
+    workers: processes that run environments.
+    logging: where metrics go.
+    split: split whose tasks are trained on.
+    tasks_per_iteration: tasks (groups) of one iteration.
+    group_size: episodes of each task, at least 2.
+    temperature: of sampling in training; the loss uses the same.
+    iterations: iterations in all.
+    seed: of task order, sampling and minibatch order.
+    save_every: iterations between checkpoints; the last is always saved.
+    keep_checkpoints: newest checkpoints kept.
+    save_rollouts_every: iterations between saved episodes; 0 for none.
+  """
+
+  env: envs.EnvSpec = config.REQUIRED
+  policy: PolicySource = config.REQUIRED
+  collector: collector_lib.Collector = config.REQUIRED
+  sampler: sampler_lib.Sampler = config.REQUIRED
+  estimator: advantages.Estimator = config.REQUIRED
+  loss: ppo.PPOLoss = config.REQUIRED
+  optimizer: optimizer_lib.AdamW = config.REQUIRED
+  minibatches: minibatch.Minibatches = config.REQUIRED
+  evaluation: Evaluation = config.REQUIRED
+  mesh: sharding.Mesh = sharding.Mesh()
+  workers: Workers = config.may_change(Workers())
+  logging: metrics.Logging = config.may_change(metrics.Logging())
+  split: str = 'train'
+  tasks_per_iteration: int = 16
+  group_size: int = 8
+  temperature: float = 1.0
+  iterations: int = config.may_change(150)
+  seed: int = 0
+  save_every: int = config.may_change(10)
+  keep_checkpoints: int = config.may_change(2)
+  save_rollouts_every: int = config.may_change(10)
+
+  def __post_init__(self) -> None:
+    if self.group_size < 2:
+      raise ValueError(
+          f'Experiment.group_size is {self.group_size}; expected at least 2:'
+          ' a group of one has nothing to be compared with'
+      )
+    for name in ('tasks_per_iteration', 'iterations', 'save_every',
+                 'keep_checkpoints'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+            f'Experiment.{name} is {getattr(self, name)}; expected at least 1'
+        )
+    if self.temperature <= 0 or self.save_rollouts_every < 0:
+      raise ValueError(
+          'Experiment needs temperature > 0 and save_rollouts_every >= 0, got'
+          f' {self.temperature} and {self.save_rollouts_every}'
+      )
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(
+          f'Experiment.seed is {self.seed}; expected 0 to 2**32 - 1'
+      )
+
+  @property
+  def episodes(self) -> int:
+    """Episodes of one iteration."""
+    return self.tasks_per_iteration * self.group_size
