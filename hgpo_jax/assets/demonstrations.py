@@ -56,9 +56,7 @@ class Recipe:
 
 def response_text(choice: demonstrator.Choice) -> str:
   """The answer in the required form."""
-  return (
-      f'<think>{choice.thought}</think><action>{choice.action}</action>'
-  )
+  return f'<think>{choice.thought}</think><action>{choice.action}</action>'
 
 
 def _slip(admissible: Sequence[str], rng: random.Random) -> str:
@@ -84,12 +82,12 @@ def play(
     slip = rng.random() < recipe.slips
     action = _slip(result.admissible, rng) if slip else ''
     if not slip or action in result.admissible:
-      shown = turns[-recipe.history_length:] if recipe.history_length else []
+      shown = turns[-recipe.history_length :] if recipe.history_length else []
       text = template.render(
           instruction, shown, 1, result.observation, result.admissible, 1
       )
       choice = player.act(
-          result.admissible, effective[-recipe.history_length:]
+          result.admissible, effective[-recipe.history_length :]
       )
       yield Example(text, response_text(choice))
       action = choice.action

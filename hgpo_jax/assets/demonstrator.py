@@ -15,6 +15,7 @@ import dataclasses
 import random
 
 from hgpo_jax.envs import household
+from hgpo_jax.envs import household_rooms
 
 _VERBS = ('heat', 'cool', 'clean')
 
@@ -81,7 +82,7 @@ class View:
     """The place last gone to, '' at the start."""
     for command in reversed(self.past):
       if command.startswith('go to '):
-        return command[len('go to '):]
+        return command[len('go to ') :]
     return ''
 
   @property
@@ -89,7 +90,7 @@ class View:
     """The object in hand, '' if none: taken and not yet moved away."""
     for command in reversed(self.past):
       if command.startswith('take '):
-        return command[len('take '):].split(' from ')[0]
+        return command[len('take ') :].split(' from ')[0]
       if command.startswith('move '):
         return ''
     return ''
@@ -100,7 +101,7 @@ class View:
 
   def places(self) -> list[str]:
     """Places that can be gone to, the present one excluded."""
-    found = [c[len('go to '):] for c in self.commands('go')]
+    found = [c[len('go to ') :] for c in self.commands('go')]
     return [p for p in found if p != self.here]
 
 
@@ -113,7 +114,7 @@ class Player:
     self._kind = goal.kind
     self._object = goal.object.lower()
     self._target = goal.target.lower()
-    self._verb = household.APPLIANCE.get(goal.kind, ('', ''))[0]
+    self._verb = household_rooms.APPLIANCE.get(goal.kind, ('', ''))[0]
     self._habits = habits
     self._rng = rng
 
@@ -142,9 +143,7 @@ class Player:
     return self._put(view, held, self._target)
 
   def _with_empty_hands(self, view: View) -> Choice:
-    others = [
-        c for c in view.commands('take') if c.split()[1] != self._object
-    ]
+    others = [c for c in view.commands('take') if c.split()[1] != self._object]
     if others and self._rng.random() > self._habits.fetch:
       return self._explain(self._rng.choice(others))
     return self._fetch(view)
@@ -178,11 +177,9 @@ class Player:
     opens = view.commands('open')
     if opens:
       return Choice(thought, self._rng.choice(opens))
-    visited = {c[len('go to '):] for c in view.past if c.startswith('go to ')}
+    visited = {c[len('go to ') :] for c in view.past if c.startswith('go to ')}
     places = view.places()
-    weights = [
-        self._habits.revisit if p in visited else 1.0 for p in places
-    ]
+    weights = [self._habits.revisit if p in visited else 1.0 for p in places]
     place = self._rng.choices(places, weights)[0]
     return Choice(thought, f'go to {place}')
 

@@ -30,10 +30,12 @@ CHAT_TEMPLATE = (
 def train(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
   """A tokenizer whose merges are learned from `texts`."""
   tokenizer = tokenizers.Tokenizer(models.BPE())
-  tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-      pre_tokenizers.Split(tokenizers.Regex(_SPLIT), 'isolated'),
-      pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-  ])
+  tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+      [
+          pre_tokenizers.Split(tokenizers.Regex(_SPLIT), 'isolated'),
+          pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+      ]
+  )
   tokenizer.decoder = decoders.ByteLevel()
   tokenizer.add_special_tokens(list(SPECIAL))
   tokenizer.add_tokens(
@@ -65,8 +67,10 @@ def save(tokenizer: tokenizers.Tokenizer, folder: pathlib.Path) -> None:
   }
   path = folder / 'tokenizer_config.json'
   path.write_text(json.dumps(settings, indent=2) + '\n')
-  stops = [tokenizer.token_to_id('<|im_end|>'),
-           tokenizer.token_to_id('<|endoftext|>')]
+  stops = [
+      tokenizer.token_to_id('<|im_end|>'),
+      tokenizer.token_to_id('<|endoftext|>'),
+  ]
   generation = {'eos_token_id': stops, 'pad_token_id': stops[1]}
   path = folder / 'generation_config.json'
   path.write_text(json.dumps(generation, indent=2) + '\n')

@@ -8,7 +8,7 @@ pointing at admissible actions needs come sooner. About an hour on two cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
 import time
@@ -111,7 +111,7 @@ def loss_fn(
 
 def batches(
     buckets: Sequence[Tokens], rows: int, seed: int
-) -> 'Iterator[tuple[np.ndarray, np.ndarray]]':
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Endless batches, each from one bucket, buckets in proportion to size."""
   rng = np.random.default_rng(seed)
   while True:
@@ -147,8 +147,9 @@ def train(
     return optax.apply_updates(params, updates), state, response
 
   start, recent = time.monotonic(), []
-  for step, batch in zip(range(1, steps + 1), batches(buckets, _ROWS.value,
-                                                      _SEED.value)):
+  for step, batch in zip(
+      range(1, steps + 1), batches(buckets, _ROWS.value, _SEED.value)
+  ):
     params, state, response = update(params, state, *batch)
     recent.append(response)
     if step % 100 == 0 or step == steps:
@@ -171,9 +172,7 @@ def main(argv: Sequence[str]) -> None:
   print(f'{len(examples)} examples of {recipe.games} games', flush=True)
   texts = (t for e in examples for t in (e.prompt, e.response))
   tokenizer_folder = out.with_name(out.name + '.tokenizer')
-  tiny_tokenizer.save(
-      tiny_tokenizer.train(texts, VOCAB_SIZE), tokenizer_folder
-  )
+  tiny_tokenizer.save(tiny_tokenizer.train(texts, VOCAB_SIZE), tokenizer_folder)
   tokenizer = tokenizer_lib.ChatTokenizer(tokenizer_folder)
   model = qwen2.Qwen2(configs_tiny(tokenizer.size), remat=False)
   buckets = tokenize(examples, tokenizer)
@@ -183,9 +182,15 @@ def main(argv: Sequence[str]) -> None:
 
 def configs_tiny(vocab_size: int) -> base.ModelConfig:
   return base.ModelConfig(
-      vocab_size=vocab_size, hidden_size=96, intermediate_size=256,
-      num_layers=4, num_heads=4, num_kv_heads=2, head_dim=24,
-      rope_theta=10000.0, tie_word_embeddings=True,
+      vocab_size=vocab_size,
+      hidden_size=96,
+      intermediate_size=256,
+      num_layers=4,
+      num_heads=4,
+      num_kv_heads=2,
+      head_dim=24,
+      rope_theta=10000.0,
+      tie_word_embeddings=True,
       max_position_embeddings=4096,
   )
 

@@ -11,7 +11,9 @@ from hgpo_jax import config
 from hgpo_jax import types
 from hgpo_jax.envs import base
 from hgpo_jax.envs import household
+from hgpo_jax.envs import household_pddl
 from hgpo_jax.envs import textworld_engine
+from hgpo_jax.envs import textworld_game
 
 # Reward of the step that solves the task (published ALFWorld protocol).
 SOLVED_REWARD = 10.0
@@ -97,13 +99,11 @@ class HouseholdGames:
           f'unknown split {name!r} of HouseholdGames; known: {self.SPLITS}'
       )
     size = {'train': self.train_size, 'heldout': self.heldout_size}[name]
-    return HouseholdSplit(
-        name, size, self.first_seed, self.SPLITS.index(name)
-    )
+    return HouseholdSplit(name, size, self.first_seed, self.SPLITS.index(name))
 
   def load(self, task: types.Task) -> dict[str, Any]:
     game = household.generate(task.seed, task.kind, self.layout)
-    return household.game_data(game)
+    return household_pddl.game_data(game)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ class OfficialGames:
     return OfficialSplit(name, _game_paths(self.folder, name))
 
   def load(self, task: types.Task) -> dict[str, Any]:
-    return textworld_engine.read_game(pathlib.Path(self.folder) / task.task_id)
+    return textworld_game.read_game(pathlib.Path(self.folder) / task.task_id)
 
 
 @config.configurable
@@ -190,7 +190,7 @@ class AlfworldEnv:
       )
 
   def check(self) -> None:
-    textworld_engine.check_versions()
+    textworld_game.check_versions()
     self.games.check()
 
   def split(self, name: str) -> base.Split:
@@ -201,9 +201,9 @@ class AlfworldEnv:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(games: Games, task: types.Task) -> textworld_engine.CompiledGame:
+def _compiled(games: Games, task: types.Task) -> textworld_game.CompiledGame:
   """Translated games are shared by all slots of a worker process."""
-  return textworld_engine.compile_game(games.load(task))
+  return textworld_game.compile_game(games.load(task))
 
 
 class LiveAlfworld:
@@ -247,4 +247,3 @@ class LiveAlfworld:
         score=float(won),
         instruction=instruction,
     )
-

@@ -156,9 +156,7 @@ def _rate(wins: Sequence[float]) -> Rate:
   return Rate(len(wins), sum(wins) / len(wins), low, high)
 
 
-def save(
-    path: str | os.PathLike[str], result: Result, iteration: int
-) -> None:
+def save(path: str | os.PathLike[str], result: Result, iteration: int) -> None:
   """Writes a result as JSON, whole or not at all."""
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,7 +197,8 @@ def table(results: Mapping[str, Result]) -> str:
   ]
   lines.append(
       f'| **all** (95 % interval) | {first.overall.games} | '
-      + ' | '.join(cells) + ' |'
+      + ' | '.join(cells)
+      + ' |'
   )
   for label, field in (
       ('invalid format, %', 'invalid'),

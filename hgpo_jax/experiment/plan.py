@@ -31,9 +31,7 @@ def check(spec: spec_lib.Experiment) -> str:
   return _describe(spec, len(train), len(heldout), shape)
 
 
-def _check_split(
-    spec: spec_lib.Experiment, train: int, heldout: int
-) -> None:
+def _check_split(spec: spec_lib.Experiment, train: int, heldout: int) -> None:
   if spec.tasks_per_iteration > train:
     raise ValueError(
         f'Experiment.tasks_per_iteration is {spec.tasks_per_iteration}, but'

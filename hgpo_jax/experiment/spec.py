@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from typing import Any
 
 from hgpo_jax import assets
 from hgpo_jax import config
@@ -204,8 +203,12 @@ class Experiment:
           f'Experiment.group_size is {self.group_size}; expected at least 2:'
           ' a group of one has nothing to be compared with'
       )
-    for name in ('tasks_per_iteration', 'iterations', 'save_every',
-                 'keep_checkpoints'):
+    for name in (
+        'tasks_per_iteration',
+        'iterations',
+        'save_every',
+        'keep_checkpoints',
+    ):
       if getattr(self, name) < 1:
         raise ValueError(
             f'Experiment.{name} is {getattr(self, name)}; expected at least 1'

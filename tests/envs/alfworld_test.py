@@ -12,7 +12,9 @@ import pytest
 from hgpo_jax import types
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import household
+from hgpo_jax.envs import household_pddl
 from hgpo_jax.envs import textworld_engine
+from hgpo_jax.envs import textworld_game
 from tests.envs import conformance
 
 MINI = household.Layout(receptacles=(5, 8), most_per_type=1, objects=(3, 6))
@@ -35,7 +37,9 @@ def official_folder(tmp_path_factory):
     for i, kind in enumerate(household.KINDS[:3]):
       offset = sorted(alfworld.OFFICIAL_COUNTS).index(split)
       game = household.generate(10 * i + offset, kind, MINI)
-      household.save(game, root / split / f'{kind}-X-None-Y-1' / f'trial_{i}')
+      household_pddl.save(
+          game, root / split / f'{kind}-X-None-Y-1' / f'trial_{i}'
+      )
   return root
 
 
@@ -50,7 +54,9 @@ class TestOfficialLayout(conformance.EnvConformance):
 
 def test_official_counts_are_checked(official_folder):
   games = alfworld.OfficialGames(folder=str(official_folder))
-  with pytest.raises(ValueError, match='holds 3 games in train/, expected 3553'):
+  with pytest.raises(
+      ValueError, match='holds 3 games in train/, expected 3553'
+  ):
     games.check()
   with pytest.raises(ValueError, match='holds 0 games'):
     alfworld.OfficialGames(folder='/nowhere', any_count=True).check()
@@ -76,25 +82,25 @@ def test_a_file_that_is_not_a_game_is_refused(tmp_path, content, message):
   path = tmp_path / 'game.tw-pddl'
   if content is not None:
     path.write_text(content)
-  with pytest.raises(textworld_engine.GameError, match=re.escape(message)):
-    textworld_engine.read_game(path)
+  with pytest.raises(textworld_game.GameError, match=re.escape(message)):
+    textworld_game.read_game(path)
 
 
 def test_a_game_that_does_not_translate_is_refused():
   game = household.generate(0, household.KINDS[0], MINI)
-  data = household.game_data(game)
+  data = household_pddl.game_data(game)
   broken = data['pddl_problem'].replace(':init', ':unit')
-  with pytest.raises(textworld_engine.GameError, match='does not translate'):
-    textworld_engine.compile_game({**data, 'pddl_problem': broken})
-  with pytest.raises(textworld_engine.GameError, match='no sentence'):
-    textworld_engine.compile_game({**data, 'grammar': 'grammar :: """{}""";'})
+  with pytest.raises(textworld_game.GameError, match='does not translate'):
+    textworld_game.compile_game({**data, 'pddl_problem': broken})
+  with pytest.raises(textworld_game.GameError, match='no sentence'):
+    textworld_game.compile_game({**data, 'grammar': 'grammar :: """{}""";'})
 
 
 def test_other_engine_versions_are_refused(monkeypatch):
-  monkeypatch.setitem(textworld_engine.SUPPORTED, 'textworld', '9.9.9')
+  monkeypatch.setitem(textworld_game.SUPPORTED, 'textworld', '9.9.9')
   message = re.escape('needs textworld==9.9.9, found 1.7.0')
   with pytest.raises(ImportError, match=message):
-    textworld_engine.check_versions()
+    textworld_game.check_versions()
 
 
 def test_success_gives_ten_once_and_the_limit_truncates():
@@ -117,13 +123,15 @@ def test_success_gives_ten_once_and_the_limit_truncates():
 # fast engine changes how TextWorld computes texts in its whole process.
 _TRANSCRIPT = """
 import json, random, sys
-games = json.load(open(sys.argv[2]))
+# Kept: the translator replaces sys.argv.
+_, mode, games_path, out_path = sys.argv
+games = json.load(open(games_path))
 
 def stock(data):
   import textworld
   from alfworld.agents.environment import alfred_tw_env
   from textworld.envs.pddl import PddlEnv
-  path = sys.argv[3] + '.game'
+  path = out_path + '.game'
   json.dump(data, open(path, 'w'))
   infos = textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
   env = alfred_tw_env.AlfredDemangler(PddlEnv(infos))
@@ -136,9 +144,9 @@ def stock(data):
         state.feedback, list(state['admissible_commands']), state['won'])
 
 def fast(data):
-  from hgpo_jax.envs import textworld_engine
+  from hgpo_jax.envs import textworld_engine, textworld_game
   engine = textworld_engine.Engine()
-  text = engine.reset(textworld_engine.compile_game(data))
+  text = engine.reset(textworld_game.compile_game(data))
   command = yield text, list(engine.admissible), engine.won
   while True:
     text = engine.step(command)
@@ -147,7 +155,7 @@ def fast(data):
 transcript = []
 for index, data in enumerate(games):
   rng = random.Random(index)
-  game = {'stock': stock, 'fast': fast}[sys.argv[1]](data)
+  game = {'stock': stock, 'fast': fast}[mode](data)
   answer = next(game)
   transcript.append(answer)
   for command in [None] * 15 + data['walkthrough']:
@@ -155,21 +163,27 @@ for index, data in enumerate(games):
       command = 'eat it' if rng.random() < 0.1 else rng.choice(answer[1])
     answer = game.send(command)
     transcript.append([command, answer])
-json.dump(transcript, open(sys.argv[3], 'w'))
+json.dump(transcript, open(out_path, 'w'))
 """
 
 
 def test_texts_commands_and_outcomes_equal_the_stock_engine(tmp_path):
   games = [
-      household.game_data(household.generate(50 + i, kind, layout))
+      household_pddl.game_data(household.generate(50 + i, kind, layout))
       for i, kind in enumerate(household.KINDS)
       for layout in (MINI, household.Layout(receptacles=(11, 14)))
   ]
   (tmp_path / 'games.json').write_text(json.dumps(games))
   for engine in ('stock', 'fast'):
     subprocess.run(
-        [sys.executable, '-c', _TRANSCRIPT, engine, tmp_path / 'games.json',
-         tmp_path / engine],
+        [
+            sys.executable,
+            '-c',
+            _TRANSCRIPT,
+            engine,
+            tmp_path / 'games.json',
+            tmp_path / engine,
+        ],
         check=True,
     )
   assert (tmp_path / 'fast').read_text() == (tmp_path / 'stock').read_text()

@@ -10,7 +10,10 @@ import pytest
 
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import household
+from hgpo_jax.envs import household_pddl
+from hgpo_jax.envs import household_rooms
 from hgpo_jax.envs import textworld_engine
+from hgpo_jax.envs import textworld_game
 
 MINI = household.Layout(receptacles=(5, 8), most_per_type=1, objects=(3, 6))
 
@@ -32,8 +35,8 @@ def test_walkthrough_wins_on_its_last_step(kind, layout):
   engine = textworld_engine.Engine()
   for seed in range(2):
     game = household.generate(seed, kind, layout)
-    engine.reset(textworld_engine.compile_game(household.game_data(game)))
-    for command in household.walkthrough(game):
+    engine.reset(textworld_game.compile_game(household_pddl.game_data(game)))
+    for command in household_pddl.walkthrough(game):
       assert not engine.won
       assert command in engine.admissible
       engine.step(command)
@@ -41,7 +44,7 @@ def test_walkthrough_wins_on_its_last_step(kind, layout):
 
 
 def _fingerprint(seed: int, kind: str) -> str:
-  game = household.game_data(household.generate(seed, kind, MINI))
+  game = household_pddl.game_data(household.generate(seed, kind, MINI))
   return hashlib.sha256(json.dumps(game, sort_keys=True).encode()).hexdigest()
 
 
@@ -49,7 +52,7 @@ def test_a_seed_gives_the_same_game_on_every_machine():
   game = household.generate(7, household.KINDS[2], MINI)
   assert game == household.generate(7, household.KINDS[2], MINI)
   assert game.instruction == GOLDEN_INSTRUCTION
-  assert household.walkthrough(game) == GOLDEN_WALKTHROUGH
+  assert household_pddl.walkthrough(game) == GOLDEN_WALKTHROUGH
 
 
 def test_splits_share_no_seed_and_no_game():
@@ -80,7 +83,8 @@ def test_objects_lie_in_usual_places_more_often_when_tidy():
       game = household.generate(seed, 'pick_and_place_simple', layout)
       for item in game.items:
         places = {
-            p for room in household.USUAL_PLACES.values()
+            p
+            for room in household_rooms.USUAL_PLACES.values()
             for p in room.get(item.type, ())
         }
         usual += item.place.type in places
@@ -91,11 +95,11 @@ def test_objects_lie_in_usual_places_more_often_when_tidy():
 
 
 def test_every_usual_place_can_hold_the_object():
-  holds, _ = household._tables()
-  for room, objects in household.USUAL_PLACES.items():
+  holds, _ = household_rooms.alfred_tables()
+  for room, objects in household_rooms.USUAL_PLACES.items():
     for item, places in objects.items():
       for place in places:
-        assert place in household.ROOMS[room], (room, item, place)
+        assert place in household_rooms.ROOMS[room], (room, item, place)
         assert item in holds[place], (room, item, place)
 
 

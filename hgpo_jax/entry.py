@@ -1,0 +1,57 @@
+"""What the entry points share: the flags of the configuration, and its load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+from absl import app
+from absl import flags
+from absl import logging as absl_logging
+
+from hgpo_jax import config
+
+if TYPE_CHECKING:  # It imports jax, which --help does not need.
+  from hgpo_jax.experiment import spec as spec_lib
+
+_GIN_FILE = flags.DEFINE_multi_string(
+    'gin_file', [], 'Gin files, by path or by name in gin/; repeatable.'
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string(
+    'gin_bindings', [], 'Bindings such as "HGPO.alpha = 0.5"; repeatable.'
+)
+
+
+def refuse_arguments(argv: Sequence[str]) -> None:
+  """Flags only: a word on its own is a flag without its dashes."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments {argv[1:]}')
+
+
+def load(
+    default: Sequence[str] = (),
+) -> tuple[spec_lib.Experiment, str]:
+  """The checked experiment and the arithmetic of its batch.
+
+  Ends the process with one line if anything is wrong with the configuration.
+
+  Args:
+    default: gin files to read if none is given by flag.
+  """
+  absl_logging.get_absl_handler().addFilter(_ours)
+  from hgpo_jax.experiment import plan
+  from hgpo_jax.experiment import spec as spec_lib
+
+  files = _GIN_FILE.value or list(default)
+  try:
+    spec = config.load(files, _GIN_BINDINGS.value, root=spec_lib.Experiment)
+    return spec, plan.check(spec)
+  except (ValueError, OSError, ImportError, KeyError) as error:
+    sys.exit(f'error: {error.args[0] if error.args else error}')
+
+
+def _ours(record: logging.LogRecord) -> bool:
+  """Libraries tell their news at INFO; keep their warnings only."""
+  return record.levelno >= logging.WARNING or 'hgpo_jax' in record.pathname
