@@ -39,10 +39,10 @@ def make_inputs(
     columns: dict[str, list[float]], texts: tuple[str, ...] = ()
 ) -> types.AdvantageInputs:
   """Columns as arrays of the right types."""
-  return types.AdvantageInputs(
-      **{name: np.array(columns[name], kind) for name, kind in _COLUMNS.items()},
-      state_texts=texts,
-  )
+  arrays = {
+      name: np.array(columns[name], kind) for name, kind in _COLUMNS.items()
+  }
+  return types.AdvantageInputs(**arrays, state_texts=texts)
 
 
 def simple_inputs(outcomes: list[list[float]]) -> types.AdvantageInputs:
@@ -115,8 +115,8 @@ def reference(
       running = float(inputs.reward_N[row]) + gamma * running
       q[row] = running - charge[row]
       for k in range(1, min(levels, step + 1) + 1):
-        states = [inputs.state_N[path[s]] for s in range(step - k + 1, step + 1)]
-        keys[k - 1][row] = (inputs.group_N[row], *states)
+        last = [path[s] for s in range(step - k + 1, step + 1)]
+        keys[k - 1][row] = (inputs.group_N[row], *inputs.state_N[last])
   score = inputs.outcome_N.astype(np.float64) - charge
   episode = _normalise(score, inputs.group_N.tolist(), 1, std, raw=True)
   if kind == 'GRPO':
