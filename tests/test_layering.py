@@ -17,7 +17,7 @@ _BASE = {'types', 'config', 'sharding'}
 _ISLANDS = {'envs', 'models', 'advantages', 'losses', 'batch', 'io'}
 _MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner'}
 _TOP = {'experiment', 'credit', 'report', 'assets'}
-_ENTRIES = {'train', 'eval', 'export'}
+_ENTRIES = {'entry', 'train', 'eval', 'export'}
 
 # Part -> the parts it may import, beside itself. A part is a module or a
 # folder right under hgpo_jax.
@@ -39,7 +39,7 @@ _ALLOWED = {
     'rollout': _BASE | {'envs', 'models'},
     'learner': _BASE | {'losses', 'models'},
     **{part: _MIDDLE | _TOP for part in _TOP},
-    **{entry: _MIDDLE | _TOP for entry in _ENTRIES},
+    **{entry: _MIDDLE | _TOP | {'entry'} for entry in _ENTRIES},
 }
 
 
