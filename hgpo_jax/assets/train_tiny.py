@@ -3,7 +3,7 @@
 Imitates the demonstrator of `demonstrator.py` on generated training games,
 from random weights: the loss is the mean cross-entropy of the response tokens
 plus a smaller weight on the prompt's own tokens, which makes the copying that
-pointing at admissible actions needs come sooner. About an hour on two cores.
+pointing at admissible actions needs come sooner.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 import dataclasses
 import pathlib
+import tempfile
 import time
 
 from absl import app
@@ -22,22 +23,39 @@ import optax
 
 from hgpo_jax.assets import demonstrations
 from hgpo_jax.assets import tiny_tokenizer
+from hgpo_jax.batch import pack
 from hgpo_jax.models import base
+from hgpo_jax.models import configs
 from hgpo_jax.models import hf
 from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import tokenizer as tokenizer_lib
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
-_STEPS = flags.DEFINE_integer('steps', 5000, 'Updates.')
-_ROWS = flags.DEFINE_integer('rows', 64, 'Examples an update.')
-_GAMES = flags.DEFINE_integer('games', 2000, 'Training games to demonstrate.')
-_RATE = flags.DEFINE_float('learning_rate', 3e-3, 'Peak learning rate.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of demonstrations, weights, order.')
 _WORKERS = flags.DEFINE_integer('workers', 2, 'Processes that demonstrate.')
+_STEPS = flags.DEFINE_integer('steps', 3600, 'Updates.')
+_GAMES = flags.DEFINE_integer('games', 2000, 'Training games to demonstrate.')
 
 VOCAB_SIZE = 1024
-PROMPT_WEIGHT = 0.3
 _BUCKETS = (128, 160, 224)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How the policy is trained.
+
+  Attributes:
+    steps: updates.
+    rows: examples an update.
+    learning_rate: at its peak, after a short warm-up; a cosine follows.
+    prompt_weight: of the prompt's own tokens in the loss.
+    seed: of the weights and the order of examples.
+  """
+
+  steps: int = 3600
+  rows: int = 32
+  learning_rate: float = 3e-3
+  prompt_weight: float = 0.3
+  seed: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,12 +63,12 @@ class Tokens:
   """Tokenized examples of one length bucket.
 
   Attributes:
-    ids: int32 [n, T], prompt then response, 0 after the end.
-    lengths: int32 [n, 2], where the prompt and the response end.
+    ids_BT: int32, prompt then response, 0 after the end.
+    ends_B2: int32, where the prompt and where the response ends.
   """
 
-  ids: np.ndarray
-  lengths: np.ndarray
+  ids_BT: np.ndarray
+  ends_B2: np.ndarray
 
 
 def tokenize(
@@ -62,76 +80,81 @@ def tokenize(
   Raises:
     ValueError: an example is longer than the last bucket.
   """
-  rows: dict[int, list[tuple[list[int], int]]] = {t: [] for t in _BUCKETS}
+  members: dict[int, list[tuple[list[int], int]]] = {t: [] for t in _BUCKETS}
   for example in examples:
     prompt = tokenizer.chat(example.prompt)
-    ids = prompt + tokenizer.encode(example.response + '<|im_end|>')
-    fits = [t for t in _BUCKETS if len(ids) <= t]
-    if not fits:
-      raise ValueError(
-          f'an example has {len(ids)} tokens, more than the last bucket'
-          f' {_BUCKETS[-1]}; show less history'
-      )
-    rows[fits[0]].append((ids, len(prompt)))
+    ids = prompt + tokenizer.encode(example.response + tokenizer_lib.IM_END)
+    length = pack.bucket('train_tiny._BUCKETS', _BUCKETS, len(ids))
+    members[length].append((ids, len(prompt)))
   result = []
-  for length, members in rows.items():
-    ids = np.zeros((len(members), length), np.int32)
-    for i, (row, _) in enumerate(members):
-      ids[i, : len(row)] = row
-    ends = [(prompt, len(row)) for row, prompt in members]
-    result.append(Tokens(ids, np.asarray(ends, np.int32).reshape(-1, 2)))
+  for length, rows in members.items():
+    ids_BT = np.zeros((len(rows), length), np.int32)
+    for i, (ids, _) in enumerate(rows):
+      ids_BT[i, : len(ids)] = ids
+    ends = [(prompt, len(ids)) for ids, prompt in rows]
+    result.append(Tokens(ids_BT, np.asarray(ends, np.int32).reshape(-1, 2)))
   return result
 
 
 def loss_fn(
     params: base.Params,
-    model: qwen2.Qwen2,
+    model: base.LanguageModel,
+    prompt_weight: float,
     ids_BT: jax.Array,
-    lengths_B2: jax.Array,
+    ends_B2: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """(training loss, mean cross-entropy of response tokens)."""
   index_T = jnp.arange(ids_BT.shape[1])
-  real_BT = index_T < lengths_B2[:, 1:]
-  hidden = model.hidden(
+  real_BT = index_T < ends_B2[:, 1:]
+  hidden_BTD = model.hidden(
       params,
       ids_BT,
       jnp.broadcast_to(index_T, ids_BT.shape),
       real_BT.astype(jnp.int32),
   )
-  logits = model.logits(params, hidden[:, :-1])
+  logits_BTV = model.logits(params, hidden_BTD[:, :-1])
   # A one-hot product: its gradient is several times faster on CPUs than the
   # scatter of take_along_axis.
-  target = jax.nn.one_hot(ids_BT[:, 1:], logits.shape[-1])
-  nll = jax.nn.logsumexp(logits, -1) - jnp.sum(target * logits, -1)
-  response = real_BT[:, 1:] & (index_T[1:] >= lengths_B2[:, :1])
-  prompt = real_BT[:, 1:] & ~response
-  mean = lambda mask: jnp.sum(nll * mask) / jnp.maximum(jnp.sum(mask), 1)
-  return mean(response) + PROMPT_WEIGHT * mean(prompt), mean(response)
+  target_BTV = jax.nn.one_hot(ids_BT[:, 1:], logits_BTV.shape[-1])
+  nll_BT = jax.nn.logsumexp(logits_BTV, -1) - jnp.sum(
+      target_BTV * logits_BTV, -1
+  )
+  response_BT = real_BT[:, 1:] & (index_T[1:] >= ends_B2[:, :1])
+  prompt_BT = real_BT[:, 1:] & ~response_BT
+  response = jnp.mean(nll_BT, where=response_BT)
+  prompt = jnp.mean(nll_BT, where=prompt_BT)
+  return response + prompt_weight * prompt, response
 
 
 def batches(
     buckets: Sequence[Tokens], rows: int, seed: int
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Endless batches, each from one bucket, buckets in proportion to size."""
+  """Endless batches, each from one bucket, every pass in a new order."""
   rng = np.random.default_rng(seed)
   while True:
     order = []
-    for b, bucket in enumerate(buckets):
-      chosen = rng.permutation(len(bucket.ids))
+    for bucket in buckets:
+      chosen = rng.permutation(len(bucket.ids_BT))
       for first in range(0, len(chosen) - rows + 1, rows):
-        order.append((b, chosen[first : first + rows]))
+        order.append((bucket, chosen[first : first + rows]))
+    if not order:
+      raise ValueError(f'no bucket holds the {rows} examples of one update')
     for i in rng.permutation(len(order)):
-      b, chosen = order[i]
-      yield buckets[b].ids[chosen], buckets[b].lengths[chosen]
+      bucket, rows_B = order[i]
+      yield bucket.ids_BT[rows_B], bucket.ends_B2[rows_B]
 
 
 def train(
-    model: qwen2.Qwen2, buckets: Sequence[Tokens], steps: int, on_step=None
-) -> base.Params:
-  """Parameters after `steps` updates of AdamW with a cosine schedule."""
-  params = model.init(jax.random.key(_SEED.value))
+    model: qwen2.Qwen2, buckets: Sequence[Tokens], settings: Settings
+) -> tuple[base.Params, list[float]]:
+  """(parameters, mean response cross-entropy of each hundred updates)."""
+  params = model.init(jax.random.key(settings.seed))
   schedule = optax.warmup_cosine_decay_schedule(
-      0.0, _RATE.value, min(100, steps // 10 + 1), steps, 0.03 * _RATE.value
+      0.0,
+      settings.learning_rate,
+      min(100, settings.steps // 10 + 1),
+      settings.steps,
+      0.03 * settings.learning_rate,
   )
   optimizer = optax.chain(
       optax.clip_by_global_norm(1.0),
@@ -140,59 +163,55 @@ def train(
   state = optimizer.init(params)
 
   @jax.jit
-  def update(params, state, ids_BT, lengths_B2):
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-    (_, response), grads = grad_fn(params, model, ids_BT, lengths_B2)
+  def update(params, state, ids_BT, ends_B2):
+    gradient = jax.grad(loss_fn, has_aux=True)
+    grads, response = gradient(
+        params, model, settings.prompt_weight, ids_BT, ends_B2
+    )
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, response
 
-  start, recent = time.monotonic(), []
-  for step, batch in zip(
-      range(1, steps + 1), batches(buckets, _ROWS.value, _SEED.value)
-  ):
-    params, state, response = update(params, state, *batch)
+  start, recent, curve = time.monotonic(), [], []
+  source = batches(buckets, settings.rows, settings.seed)
+  for step in range(1, settings.steps + 1):
+    params, state, response = update(params, state, *next(source))
     recent.append(response)
-    if step % 100 == 0 or step == steps:
+    if step % 100 == 0 or step == settings.steps:
+      curve.append(float(np.mean(jax.device_get(recent))))
+      recent = []
       print(
-          f'step {step}/{steps}  response nll {np.mean(recent):.4f} '
-          f' {time.monotonic() - start:.0f} s',
+          f'step {step}/{settings.steps}  response cross-entropy'
+          f' {curve[-1]:.4f}  {time.monotonic() - start:.0f} s',
           flush=True,
       )
-      recent = []
-      if on_step is not None:
-        on_step(step, params)
-  return params
+  return params, curve
+
+
+def make(
+    out: pathlib.Path,
+    examples: Sequence[demonstrations.Example],
+    settings: Settings,
+) -> None:
+  """Trains a tokenizer and a policy on the examples; writes the folder."""
+  texts = (t for e in examples for t in (e.prompt, e.response))
+  with tempfile.TemporaryDirectory() as folder:
+    files = pathlib.Path(folder)
+    tiny_tokenizer.save(tiny_tokenizer.train(texts, VOCAB_SIZE), files)
+    tokenizer = tokenizer_lib.ChatTokenizer(files)
+    shapes = dataclasses.replace(
+        configs.CONFIGS['tiny'], vocab_size=tokenizer.size
+    )
+    model = qwen2.Qwen2(shapes, remat=False)
+    params, _ = train(model, tokenize(examples, tokenizer), settings)
+    hf.save_folder(out, model.config, params, files)
 
 
 def main(argv: Sequence[str]) -> None:
   del argv
-  out = pathlib.Path(_OUT.value)
-  recipe = demonstrations.Recipe(games=_GAMES.value, seed=_SEED.value)
+  recipe = demonstrations.Recipe(games=_GAMES.value)
   examples = demonstrations.collect(recipe, _WORKERS.value)
   print(f'{len(examples)} examples of {recipe.games} games', flush=True)
-  texts = (t for e in examples for t in (e.prompt, e.response))
-  tokenizer_folder = out.with_name(out.name + '.tokenizer')
-  tiny_tokenizer.save(tiny_tokenizer.train(texts, VOCAB_SIZE), tokenizer_folder)
-  tokenizer = tokenizer_lib.ChatTokenizer(tokenizer_folder)
-  model = qwen2.Qwen2(configs_tiny(tokenizer.size), remat=False)
-  buckets = tokenize(examples, tokenizer)
-  params = train(model, buckets, _STEPS.value)
-  hf.save_folder(out, model.config, params, tokenizer_folder, 'float32')
-
-
-def configs_tiny(vocab_size: int) -> base.ModelConfig:
-  return base.ModelConfig(
-      vocab_size=vocab_size,
-      hidden_size=96,
-      intermediate_size=256,
-      num_layers=4,
-      num_heads=4,
-      num_kv_heads=2,
-      head_dim=24,
-      rope_theta=10000.0,
-      tie_word_embeddings=True,
-      max_position_embeddings=4096,
-  )
+  make(pathlib.Path(_OUT.value), examples, Settings(steps=_STEPS.value))
 
 
 if __name__ == '__main__':
