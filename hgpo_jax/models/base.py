@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any, Protocol
 
@@ -90,3 +91,9 @@ class LanguageModel(Protocol):
     Used for prefill (T = prompt bucket, left-padded with valid False) and
     decode (T = 1). Returns (hidden [B, T, D], cache).
     """
+
+  def logical_axes(self) -> Any:
+    """The parameter tree with a tuple of logical axes at each leaf."""
+
+  def axis_sizes(self) -> Mapping[str, int]:
+    """Sizes of the logical axes that a mesh has to divide."""
