@@ -44,16 +44,28 @@ class Restored(Generic[State]):
 
 
 class Checkpoints:
-  """The checkpoints of one run; keeps the newest `keep` of them."""
+  """The checkpoints of one run; keeps the newest `keep` of them.
 
-  def __init__(self, folder: str | os.PathLike[str], keep: int = 2):
+  With `read_only` nothing in the folder is touched: for looking at a run that
+  may be saving at this moment.
+  """
+
+  def __init__(
+      self,
+      folder: str | os.PathLike[str],
+      keep: int = 2,
+      read_only: bool = False,
+  ):
     if keep < 1:
       raise ValueError(f'keep={keep}; expected at least 1 checkpoint to keep.')
     self._folder = epath.Path(os.fspath(folder)).absolute()
+    self._read_only = read_only
     options = ocp.CheckpointManagerOptions(
-        max_to_keep=keep,
-        cleanup_tmp_directories=True,
+        max_to_keep=None if read_only else keep,
+        cleanup_tmp_directories=not read_only,
         enable_async_checkpointing=False,
+        create=not read_only,
+        read_only=read_only,
     )
     self._manager = ocp.CheckpointManager(self._folder, options=options)
 
@@ -89,8 +101,8 @@ class Checkpoints:
 
     `like` is the state with arrays or `jax.ShapeDtypeStruct`s as leaves; each
     names the sharding to restore onto, whatever mesh the checkpoint was saved
-    from. A damaged checkpoint is set aside as `damaged-<iteration>` and the
-    one before it taken, with a warning.
+    from. If a checkpoint is damaged, the one before it is taken, with a
+    warning, and the damaged one renamed to `damaged-<iteration>`.
 
     Raises:
       CheckpointError: no checkpoint can be read, or it is not one of this
@@ -159,7 +171,9 @@ class Checkpoints:
 
   def _set_aside(self, iterations: Mapping[int, str]) -> None:
     """Frees the places of damaged checkpoints: the run will save there."""
-    if iterations and jax.process_index() == 0:
+    if self._read_only or not iterations:
+      return
+    if jax.process_index() == 0:
       for iteration in iterations:
         source = self._folder / str(iteration)
         source.rename(self._folder / f'damaged-{iteration}')

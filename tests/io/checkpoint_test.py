@@ -213,3 +213,13 @@ def test_what_a_killed_save_left_is_not_a_checkpoint(tmp_path):
   reopened = checkpoint.Checkpoints(tmp_path)
   assert reopened.restore(_state()).iteration == 0
   assert not (tmp_path / '1.orbax-checkpoint-tmp').exists()
+
+
+def test_reading_only_touches_nothing(tmp_path):
+  _saved(tmp_path, 0, 1).close()
+  shutil.copytree(tmp_path / '1', tmp_path / '2.orbax-checkpoint-tmp')
+  _largest_file(tmp_path / '1' / 'params').unlink()
+  before = sorted(tmp_path.rglob('*'))
+  reader = checkpoint.Checkpoints(tmp_path, read_only=True)
+  assert reader.restore(_state()).iteration == 0
+  assert sorted(tmp_path.rglob('*')) == before

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from hgpo_jax.learner import optimizer as optimizer_lib
+
+
+def _reference_adamw(spec, params, grads_list):
+  """AdamW with clip, in float64 NumPy (Loshchilov and Hutter, alg. 2)."""
+  x = params.astype(np.float64)
+  m, v = np.zeros_like(x), np.zeros_like(x)
+  for t, grad in enumerate(grads_list, start=1):
+    norm = np.sqrt((grad.astype(np.float64) ** 2).sum())
+    grad = grad * min(1.0, spec.max_grad_norm / norm)
+    m = spec.b1 * m + (1 - spec.b1) * grad
+    v = spec.b2 * v + (1 - spec.b2) * grad**2
+    m_hat, v_hat = m / (1 - spec.b1**t), v / (1 - spec.b2**t)
+    rate = float(spec.learning_rate_at(t - 1))
+    x = x - rate * (
+        m_hat / (np.sqrt(v_hat) + spec.eps) + spec.weight_decay * x
+    )
+  return x
+
+
+@pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
+def test_equals_a_float64_reference(schedule):
+  spec = optimizer_lib.AdamW(
+      learning_rate=1e-2,
+      b2=0.99,
+      weight_decay=0.1,
+      warmup_steps=2,
+      schedule=schedule,
+      decay_steps=9,
+  )
+  rng = np.random.default_rng(0)
+  params = rng.normal(size=(5, 3)).astype(np.float32)
+  grads_list = rng.normal(size=(12, 5, 3)).astype(np.float32)
+  transform, x = spec.make(), jnp.asarray(params)
+  state = transform.init(x)
+  for grads in grads_list:
+    changes, state = transform.update(jnp.asarray(grads), state, x)
+    x = optax.apply_updates(x, changes)
+  expected = _reference_adamw(spec, params, grads_list)
+  np.testing.assert_allclose(x, expected, atol=2e-6)
+
+
+def test_learning_rates_are_a_function_of_the_count():
+  spec = optimizer_lib.AdamW(
+      learning_rate=1.0,
+      warmup_steps=3,
+      schedule='linear',
+      decay_steps=7,
+      final_fraction=0.2,
+  )
+  rates = [float(spec.learning_rate_at(i)) for i in range(10)]
+  np.testing.assert_allclose(
+      rates, [0.25, 0.5, 0.75, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2], atol=1e-6
+  )
+
+
+def test_float32_parameters_keep_updates_that_bfloat16_swallows():
+  spec = optimizer_lib.AdamW(learning_rate=1e-6, weight_decay=0.0)
+  transform = spec.make()
+
+  def after(dtype):
+    x = jnp.ones((4,), dtype)
+    state = transform.init(x)
+    for _ in range(100):
+      changes, state = transform.update(jnp.ones((4,), dtype), state, x)
+      x = optax.apply_updates(x, changes)
+    return np.asarray(x, np.float64)
+
+  np.testing.assert_allclose(after(jnp.float32), 1 - 1e-4, atol=1e-5)
+  np.testing.assert_array_equal(after(jnp.bfloat16), 1.0)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf, 1e30])
+def test_a_gradient_norm_that_is_not_finite_changes_nothing(bad):
+  transform = optimizer_lib.AdamW(learning_rate=1e-2).make()
+  params = {'a': jnp.ones(3), 'b': jnp.ones(2)}
+  state = transform.init(params)
+  good = jax.tree.map(jnp.ones_like, params)
+  _, state = transform.update(good, state, params)
+  changes, after = transform.update(
+      {**good, 'b': jnp.array([1.0, bad])}, state, params
+  )
+  assert all(not np.any(x) for x in jax.tree.leaves(changes))
+  jax.tree.map(np.testing.assert_array_equal, state.inner, after.inner)
+  assert after.skipped == 1
+
+
+@pytest.mark.parametrize(
+    'kwargs, text',
+    [
+        (dict(learning_rate=0.0), 'AdamW.learning_rate=0.0; expected greater'),
+        (dict(b2=1.0), r'AdamW.b2=1.0; expected in \[0, 1\)'),
+        (dict(warmup_steps=-1), 'AdamW.warmup_steps=-1; expected at least 0'),
+        (
+            dict(schedule='cosine', warmup_steps=5, decay_steps=5),
+            'AdamW.decay_steps=5; expected greater than warmup_steps=5',
+        ),
+    ],
+)
+def test_bad_numbers_are_refused_by_name(kwargs, text):
+  with pytest.raises(ValueError, match=text):
+    optimizer_lib.AdamW(**kwargs)
