@@ -49,7 +49,9 @@ def load(
     spec = config.load(files, _GIN_BINDINGS.value, root=spec_lib.Experiment)
     return spec, plan.check(spec)
   except (ValueError, OSError, ImportError, KeyError) as error:
-    sys.exit(f'error: {error.args[0] if error.args else error}')
+    # A KeyError puts its text into quotes.
+    text = error.args[0] if isinstance(error, KeyError) else error
+    sys.exit(f'error: {text}')
 
 
 def _ours(record: logging.LogRecord) -> bool:

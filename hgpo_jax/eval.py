@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   run_dir = pathlib.Path(_RUN_DIR.value) if _RUN_DIR.value else None
   try:
     name, iteration, result = loop.evaluate(spec, run_dir)
-  except (ValueError, OSError) as error:
+  except loop.FAILURES as error:
     sys.exit(f'error: {error}')
   print(evaluate.table({name: result}))
   if _OUT.value:

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     hf.save_folder(
         _OUT.value, model.config, params, spec.policy.path, _DTYPE.value
     )
-  except (ValueError, OSError) as error:
+  except loop.FAILURES as error:
     sys.exit(f'error: {error}')
   print(f'policy after {iteration} iterations: {_OUT.value}')
 

@@ -15,7 +15,6 @@ from absl import app
 from absl import flags
 from absl import logging
 
-from hgpo_jax import config
 from hgpo_jax import entry
 
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
@@ -34,6 +33,7 @@ def _stop(signum: int, frame: Any) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
+  signal.signal(signal.SIGTERM, _stop)
   entry.refuse_arguments(argv)
   spec, arithmetic = entry.load()
   print(arithmetic, flush=True)
@@ -43,11 +43,10 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError('--run_dir is required')
   from hgpo_jax.experiment import loop
 
-  signal.signal(signal.SIGTERM, _stop)
   run_dir = pathlib.Path(_RUN_DIR.value)
   try:
     loop.train(spec, run_dir)
-  except (config.ConfigError, OSError) as error:
+  except loop.FAILURES as error:
     sys.exit(f'error: {error}')
   print(f'\n{loop.summary(run_dir)}\n\nrun folder: {run_dir}')
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import json
 import pathlib
+import tempfile
 import time
 
 from absl import logging
@@ -20,11 +21,13 @@ from hgpo_jax import types
 from hgpo_jax.batch import advantage_inputs
 from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
+from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.experiment import task_order
 from hgpo_jax.io import checkpoint
+from hgpo_jax.io import metrics as metrics_io
 from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
@@ -33,18 +36,37 @@ from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import metrics as rollout_metrics
 
 
+class NothingToLearnError(RuntimeError):
+  """The environments left no step of a whole iteration to train on."""
+
+
+# What an entry point tells in one line: the text says what to do. Any other
+# error is ours, and shows where it came from.
+FAILURES = (
+    config.ConfigError,
+    OSError,
+    checkpoint.CheckpointError,
+    pool_lib.EnvStartError,
+    NothingToLearnError,
+)
+
+
 def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
   """Runs the experiment, or goes on with it if `run_dir` holds a checkpoint.
 
   The run folder gets: config.gin, operative.gin, run.json, metrics.jsonl,
   tensorboard/, eval/, rollouts/, checkpoints/. Line i of the metrics holds
   what iteration i did, and what an evaluation of the policy before it found.
+  A run that is finished is left as it is.
+
+  Raises:
+    One of `FAILURES`.
   """
-  config.check_resume(run_dir)
+  if config.check_resume(run_dir) and _finished(spec, run_dir):
+    logging.info('%s is finished', run_dir)
+    return
+  _check_writable(run_dir)
   with runtime_lib.open_player(spec) as player:
-    config.write(
-        run_dir, seed=spec.seed, devices=[str(d) for d in jax.devices()]
-    )
     learner = runtime_lib.make_learner(spec, player)
     checkpoints = checkpoint.Checkpoints(
         run_dir / 'checkpoints', keep=spec.keep_checkpoints
@@ -53,7 +75,12 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     state, first = learner.state, 0
     if restored is not None:
       state, first = restored.state, restored.iteration
+      _check_length(spec, first)
       logging.info('going on with iteration %d', first)
+    # Last, so that a start that fails does not bind the folder to its values.
+    config.write(
+        run_dir, seed=spec.seed, devices=[str(d) for d in jax.devices()]
+    )
     with spec.logging.open(run_dir, first, spec.iterations) as writer:
       for iteration in range(first, spec.iterations):
         metrics = {}
@@ -70,6 +97,36 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
           _evaluate(spec, player, state, run_dir, spec.iterations),
       )
     checkpoints.close()
+
+
+def _finished(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> bool:
+  """Whether the last evaluation of the run is in its metrics."""
+  try:
+    return metrics_io.read(run_dir)[-1]['iteration'] == spec.iterations
+  except (OSError, ValueError, LookupError):  # Not there, or cut by a kill.
+    return False
+
+
+def _check_length(spec: spec_lib.Experiment, done: int) -> None:
+  if done > spec.iterations:
+    raise config.ConfigError(
+        f'Experiment.iterations is {spec.iterations}, but the run has a'
+        f' checkpoint after {done} iterations; give at least {done}, or'
+        ' another --run_dir'
+    )
+
+
+def _check_writable(run_dir: pathlib.Path) -> None:
+  """Makes the folder; fails before anything has started."""
+  try:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=run_dir):
+      pass
+  except OSError as error:
+    raise OSError(
+        f'--run_dir={run_dir} cannot be written to ({error}); give a folder'
+        ' that can'
+    ) from error
 
 
 def _evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
@@ -90,7 +147,7 @@ def _iterate(
     iteration: int,
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
-  start = time.monotonic()
+  start, pool_before = time.monotonic(), player.pool.metrics
   tasks = task_order.choose(
       spec.env.split(spec.split),
       spec.tasks_per_iteration,
@@ -115,9 +172,10 @@ def _iterate(
   state, learned = _learn(spec, player, learner, state, trajectories, iteration)
   metrics = {
       **rollout_metrics.rollout_metrics(trajectories),
-      **player.pool.metrics,
+      **_pool_metrics(pool_before, player.pool.metrics),
       **learned,
-      'sampler/compilations': float(player.sampler.compilations),
+      # Depends on when the process started, as times do.
+      'time/sampler_compilations': float(player.sampler.compilations),
       'time/rollout_s': collected - start,
       'time/learn_s': time.monotonic() - collected,
   }
@@ -130,6 +188,14 @@ def _iterate(
       metrics['time/learn_s'],
   )
   return state, metrics
+
+
+def _pool_metrics(before: types.Metrics, now: types.Metrics) -> types.Metrics:
+  """Events of this iteration alone: a resumed run counts from 0 again."""
+  return {
+      name: value - before[name] if name.startswith('pool/') else value
+      for name, value in now.items()
+  }
 
 
 def _learn(
@@ -211,7 +277,7 @@ def _mean(seen: Sequence[types.Metrics]) -> types.Metrics:
 def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
   if all(t.aborted or not t.steps for t in trajectories):
     errors = sorted({t.error for t in trajectories if t.error})
-    raise RuntimeError(
+    raise NothingToLearnError(
         f'none of the {len(trajectories)} episodes of the iteration has a step'
         f' to train on; the environments said: {errors[:3] or "nothing"}.'
         ' Correct the environment and run the same command again'
@@ -271,9 +337,11 @@ def newest_policy(
     spec: spec_lib.Experiment, run_dir: pathlib.Path
 ) -> tuple[qwen2.Qwen2, models.Params, int]:
   """(model, parameters, iterations) of the newest checkpoint of a run."""
-  model, _ = spec.policy.check()
+  with runtime_lib.starting():
+    model, _ = spec.policy.check()
+    weights = spec.policy.load(model)
   axes = sharding.param_shardings(spec.mesh.make_mesh(), model.logical_axes())
-  params = sharding.put(spec.policy.load(model), axes)
+  params = sharding.put(weights, axes)
   like = train_state.create(params, spec.optimizer.make())
   restored = _restore(run_dir, like)
   return model, jax.device_get(restored.state.params), restored.iteration

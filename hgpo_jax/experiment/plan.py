@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 
+from hgpo_jax import sharding
 from hgpo_jax.experiment import spec as spec_lib
 
 
@@ -24,6 +25,7 @@ def check(spec: spec_lib.Experiment) -> str:
   spec.sampler.bind(model, tokenizer.stop_ids)
   shape = spec.mesh.shape(jax.device_count())
   shares = shape[0] * shape[1]
+  sharding.check_divides(spec.mesh.make_mesh(), model.axis_sizes())
   spec.minibatches.check(
       shares, spec.collector.max_prompt_tokens, spec.sampler.max_new_tokens
   )

@@ -10,6 +10,7 @@ from absl import logging
 import jax
 import numpy as np
 
+from hgpo_jax import config
 from hgpo_jax import sharding
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import spec as spec_lib
@@ -67,15 +68,26 @@ class Learner:
 
 
 @contextlib.contextmanager
+def starting() -> Iterator[None]:
+  """A value refused before the first step is a mistake in what was given."""
+  try:
+    yield
+  except ValueError as error:
+    raise config.ConfigError(str(error)) from error
+
+
+@contextlib.contextmanager
 def open_player(spec: spec_lib.Experiment) -> Iterator[Player]:
   """Starts environments, then the model; stops the environments at the end."""
-  model, tokenizer = spec.policy.check()
-  sampler = spec.sampler.bind(model, tokenizer.stop_ids)
+  with starting():
+    model, tokenizer = spec.policy.check()
+    spec.policy.check_weights()
+    sampler = spec.sampler.bind(model, tokenizer.stop_ids)
   logging.info('starting %d environment processes', spec.workers.processes)
   with spec.workers.open(spec.env, spec.episodes) as pool:
-    mesh = spec.mesh.make_mesh()
-    sharding.check_divides(mesh, model.axis_sizes())
-    collector = spec.collector.bind(pool, tokenizer, sampler)
+    with starting():
+      mesh = spec.mesh.make_mesh()
+      collector = spec.collector.bind(pool, tokenizer, sampler)
     with jax.set_mesh(mesh):
       yield Player(model, tokenizer, mesh, pool, sampler, collector)
 
@@ -85,7 +97,8 @@ def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
   model, mesh = player.model, player.mesh
   shares = sharding.ways(mesh, 'batch')
   logging.info('loading weights from %s', spec.policy.path)
-  weights = spec.policy.load(model)
+  with starting():
+    weights = spec.policy.load(model)
   start = player.put(weights)
   update = update_lib.make_update(
       model,

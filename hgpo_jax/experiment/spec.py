@@ -18,6 +18,7 @@ from hgpo_jax.losses import ppo
 from hgpo_jax.models import base as models
 from hgpo_jax.models import hf
 from hgpo_jax.models import qwen2
+from hgpo_jax.models import weight_files
 from hgpo_jax.rollout import collector as collector_lib
 from hgpo_jax.rollout import sampler as sampler_lib
 from hgpo_jax.rollout import tokenizer as tokenizer_lib
@@ -68,6 +69,16 @@ class PolicySource:
     tokenizer = tokenizer_lib.ChatTokenizer(self.path)
     tokenizer_lib.check_vocab(tokenizer, shapes.vocab_size)
     return qwen2.Qwen2(shapes, self.remat, self.compute_dtype), tokenizer
+
+  def check_weights(self) -> None:
+    """Looks at the heads of the weight files only.
+
+    Raises:
+      FileNotFoundError: a file is missing.
+      ValueError: a file is damaged, or they do not belong together.
+    """
+    with weight_files.WeightFiles(self.path):
+      pass
 
   def load(self, model: qwen2.Qwen2) -> models.Params:
     """The parameters, float32, on the host."""
