@@ -12,6 +12,19 @@ from hgpo_jax import config
 
 _WELCOME = '-= Welcome to TextWorld, ALFRED! =-'
 _TASK_MARK = 'Your task is to: '
+_NO_EFFECT = 'Nothing happens'
+_PREPOSITIONS = ('from', 'to', 'with')
+_PAST_FORMS = {
+    'take': 'took',
+    'move': 'moved',
+    'open': 'opened',
+    'close': 'closed',
+    'heat': 'heated',
+    'cool': 'cooled',
+    'clean': 'cleaned',
+    'use': 'used',
+    'examine': 'examined',
+}
 
 
 class PromptTooLong(ValueError):
@@ -105,6 +118,10 @@ class AlfworldPrompt:
 class CompactPrompt:
   """Short prompt for small policies: past actions only, the task last.
 
+  Past actions are told in other words than those on offer ('went desk 1', not
+  'go to desk 1'): a small model copies what followed the word it has just
+  written, and must find that among the actions it can take now.
+
   Attributes:
     hide_actions: admissible actions that are not listed.
   """
@@ -122,7 +139,9 @@ class CompactPrompt:
   ) -> str:
     """See `Template.render`; numbers of steps are not shown."""
     del first_step_number, step
-    done = ', '.join(turn.action for turn in turns) or 'nothing'
+    after = [*(turn.observation for turn in turns[1:]), observation]
+    told = [_past(turn.action, seen) for turn, seen in zip(turns, after)]
+    done = ', '.join(told) or 'nothing'
     lines = [f'Done: {done}', f'Now: {_scene(observation)}', 'Actions:']
     lines += _listed(admissible, self)
     lines.append(f'Task: {instruction.lower().strip()}')
@@ -199,6 +218,19 @@ class PromptBuilder:
         f'any history, more than max_prompt_tokens={self.max_prompt_tokens}; '
         'raise Collector.max_prompt_tokens'
     )
+
+
+def _past(action: str, result: str) -> str:
+  """A past action in short: 'take mug 1 from desk 1' -> 'took mug 1'."""
+  if not action or result.startswith(_NO_EFFECT):
+    return 'failed'
+  verb, *words = action.removeprefix('go to ').split()
+  if action.startswith('go to '):
+    return ' '.join(['went', verb, *words])
+  ends = [i for i, word in enumerate(words) if word in _PREPOSITIONS]
+  return ' '.join(
+      [_PAST_FORMS.get(verb, verb), *words[: min(ends, default=len(words))]]
+  )
 
 
 def _listed(

@@ -111,3 +111,15 @@ def test_too_long_without_history_is_refused():
       'max_prompt_tokens=5; raise Collector.max_prompt_tokens',
   ):
     _build(prompt_lib.CompactPrompt(), _turns(3), 2, budget=5)
+
+
+def test_compact_history_is_told_in_other_words_than_the_actions_on_offer():
+  turns = [
+      prompt_lib.Turn('You see a desk 1.', 'go to desk 1'),
+      prompt_lib.Turn('You arrive at desk 1.', 'take mug 1 from desk 1'),
+      prompt_lib.Turn('You pick up the mug 1.', 'heat mug 1 with fridge 1'),
+      prompt_lib.Turn('Nothing happens.', ''),
+  ]
+  _, text = _build(prompt_lib.CompactPrompt(), turns, 4)
+  # What had no effect is told as that, not as done.
+  assert text.startswith('Done: went desk 1, took mug 1, failed, failed\n')
