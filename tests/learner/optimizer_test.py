@@ -26,6 +26,18 @@ def _reference_adamw(spec, params, grads_list):
   return x
 
 
+def _apply(spec):
+  """apply(grads, state, params) -> (params, state), compiled."""
+  transform = spec.make()
+
+  @jax.jit
+  def apply(grads, state, params):
+    changes, state = transform.update(grads, state, params)
+    return optax.apply_updates(params, changes), state
+
+  return apply
+
+
 @pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])
 def test_equals_a_float64_reference(schedule):
   spec = optimizer_lib.AdamW(
@@ -39,11 +51,11 @@ def test_equals_a_float64_reference(schedule):
   rng = np.random.default_rng(0)
   params = rng.normal(size=(5, 3)).astype(np.float32)
   grads_list = rng.normal(size=(12, 5, 3)).astype(np.float32)
-  transform, x = spec.make(), jnp.asarray(params)
-  state = transform.init(x)
+  x = jnp.asarray(params)
+  state = spec.make().init(x)
+  apply = _apply(spec)
   for grads in grads_list:
-    changes, state = transform.update(jnp.asarray(grads), state, x)
-    x = optax.apply_updates(x, changes)
+    x, state = apply(jnp.asarray(grads), state, x)
   expected = _reference_adamw(spec, params, grads_list)
   np.testing.assert_allclose(x, expected, atol=2e-6)
 
@@ -64,14 +76,13 @@ def test_learning_rates_are_a_function_of_the_count():
 
 def test_float32_parameters_keep_updates_that_bfloat16_swallows():
   spec = optimizer_lib.AdamW(learning_rate=1e-6, weight_decay=0.0)
-  transform = spec.make()
+  apply = _apply(spec)
 
   def after(dtype):
     x = jnp.ones((4,), dtype)
-    state = transform.init(x)
+    state = spec.make().init(x)
     for _ in range(100):
-      changes, state = transform.update(jnp.ones((4,), dtype), state, x)
-      x = optax.apply_updates(x, changes)
+      x, state = apply(jnp.ones((4,), dtype), state, x)
     return np.asarray(x, np.float64)
 
   np.testing.assert_allclose(after(jnp.float32), 1 - 1e-4, atol=1e-5)
@@ -80,15 +91,13 @@ def test_float32_parameters_keep_updates_that_bfloat16_swallows():
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, 1e30])
 def test_a_gradient_norm_that_is_not_finite_changes_nothing(bad):
-  transform = optimizer_lib.AdamW(learning_rate=1e-2).make()
+  spec = optimizer_lib.AdamW(learning_rate=1e-2)
   params = {'a': jnp.ones(3), 'b': jnp.ones(2)}
-  state = transform.init(params)
-  good = jax.tree.map(jnp.ones_like, params)
-  _, state = transform.update(good, state, params)
-  changes, after = transform.update(
-      {**good, 'b': jnp.array([1.0, bad])}, state, params
-  )
-  assert all(not np.any(x) for x in jax.tree.leaves(changes))
+  apply, good = _apply(spec), jax.tree.map(jnp.ones_like, params)
+  params, state = apply(good, spec.make().init(params), params)
+  broken = {**good, 'b': jnp.array([1.0, bad])}
+  kept, after = apply(broken, state, params)
+  jax.tree.map(np.testing.assert_array_equal, kept, params)
   jax.tree.map(np.testing.assert_array_equal, state.inner, after.inner)
   assert after.skipped == 1
 
