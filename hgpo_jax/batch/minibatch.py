@@ -168,7 +168,8 @@ def _rows(
 ) -> np.ndarray:
   """`x[rows]`, cut or filled with zeros to `size` rows and `width` columns."""
   x = np.asarray(x)[rows]
-  out = np.zeros((size,) + (x.shape[1:] if width is None else (width,)), x.dtype)
+  shape = (size,) if width is None else (size, width)
+  out = np.zeros(shape, x.dtype)
   if width is None:
     out[: len(rows)] = x
   else:

@@ -86,7 +86,9 @@ class Checkpoints:
     saves = {k: ocp.args.StandardSave(_wrap(v)) for k, v in items.items()}
     saves[_META] = ocp.args.JsonSave(meta)
     try:
-      self._manager.save(iteration, args=ocp.args.Composite(**saves), force=True)
+      self._manager.save(
+          iteration, args=ocp.args.Composite(**saves), force=True
+      )
     except Exception as error:  # Orbax raises many kinds, bare Exception too.
       self._drop_partial(iteration)
       raise CheckpointError(
@@ -229,7 +231,7 @@ def _describe(items: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-  return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
+  return sorted(k for k in a.keys() | b.keys() if a.get(k) != b.get(k))
 
 
 def _check_arrays(

@@ -114,7 +114,7 @@ class MetricsWriter:
     self._next = first_iteration
 
   def write(self, iteration: int, metrics: Mapping[str, float]) -> None:
-    """Writes `metrics`; a value that is not finite becomes null, with a warning.
+    """Writes `metrics`; a value that is not finite is null, with a warning.
 
     Raises:
       ValueError: a name without a known prefix, or an iteration that was

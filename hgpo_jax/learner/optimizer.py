@@ -108,7 +108,9 @@ class GuardState(NamedTuple):
   skipped: jax.Array
 
 
-def _guarded(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+def _guarded(
+    inner: optax.GradientTransformation,
+) -> optax.GradientTransformation:
   """`inner`, with an update of 0 and no change for a non-finite gradient."""
 
   def init(params):

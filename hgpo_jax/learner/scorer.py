@@ -22,7 +22,7 @@ def response_logprobs(
     rollout: types.RolloutBatch,
     temperature: float,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns (log-prob, entropy), float32 [B, R], of softmax(logits / temperature).
+  """(log-prob, entropy), float32 [B, R], of softmax(logits / temperature).
 
   Only the positions that predict response tokens reach the head; 0 where
   there is no response token.
@@ -62,7 +62,7 @@ class Scorer:
   def score(
       self, params: base.Params, rollout: types.RolloutBatch
   ) -> tuple[jax.Array, jax.Array]:
-    """(log-probs, entropies), [B, R] on the device, of one batch in one pass."""
+    """(log-probs, entropies), [B, R] on the device, in one pass."""
     rows = rollout.row_weight_B.shape[0]
     stacked = arrays.put_micro_batches(rollout, rows, self._mesh)
     with mesh_context(self._mesh):

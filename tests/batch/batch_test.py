@@ -145,9 +145,9 @@ def test_ids_that_lie_are_refused():
 
 def _batch(count: int) -> types.PolicyBatch:
   rng = np.random.default_rng(0)
+  sizes = zip(rng.integers(1, 12, count), rng.integers(1, 5, count))
   steps = [
-      _step(i, prompt=int(rng.integers(1, 12)), response=int(rng.integers(1, 5)))
-      for i in range(count)
+      _step(i, prompt=int(p), response=int(r)) for i, (p, r) in enumerate(sizes)
   ]
   rollout = _pack(steps, rows_multiple=4)
   advantage_N = np.arange(1, count + 1, dtype=np.float32)
