@@ -3,8 +3,9 @@
   python -m benchmarks.quickstart --out=runs/quickstart-seeds
 
 Trains once a seed, one after another, with the command of `make quickstart`,
-each in its own run folder `<out>/seed<n>`. A finished seed is read, not run
-again, and one that was stopped goes on, so the same command resumes.
+each in its own run folder `<out>/seed<n>`. That command leaves a finished run
+alone, goes on with one that was stopped and refuses one of other settings, so
+the same command here resumes, or only prints the table.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from absl import flags
 import numpy as np
 from scipy import special
 
-from hgpo_jax import config
 from hgpo_jax.experiment import evaluate
-from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.io import metrics
 
 _OUT = flags.DEFINE_string(
@@ -61,25 +60,19 @@ def eval_path(run_dir: pathlib.Path, iteration: int) -> pathlib.Path:
   return run_dir / 'eval' / f'iteration_{iteration:06d}.json'
 
 
-def finished(run_dir: pathlib.Path, iterations: int) -> bool:
-  """Whether the run has its last evaluation and its last line of metrics."""
-  if not eval_path(run_dir, iterations).is_file():
-    return False
-  return metrics.read(run_dir)[-1]['iteration'] == iterations
-
-
-def read(run_dir: pathlib.Path, seed: int, iterations: int) -> Run:
+def read(run_dir: pathlib.Path, seed: int) -> Run:
   """What a finished run measured."""
+  lines = metrics.read(run_dir)
   seconds = sum(
       value
-      for line in metrics.read(run_dir)
+      for line in lines
       for name, value in line.items()
       if name.startswith('time/') and name.endswith('_s')
   )
   return Run(
       seed,
       evaluate.load(eval_path(run_dir, 0)),
-      evaluate.load(eval_path(run_dir, iterations)),
+      evaluate.load(eval_path(run_dir, lines[-1]['iteration'])),
       seconds / 60,
   )
 
@@ -198,14 +191,8 @@ def main(argv: Sequence[str]) -> None:
   for seed in map(int, _SEEDS.value):
     run_dir = pathlib.Path(_OUT.value) / f'seed{seed}'
     bindings = [*_GIN_BINDINGS.value, f'Experiment.seed = {seed}']
-    try:
-      spec = config.load([_GIN_FILE.value], bindings, root=spec_lib.Experiment)
-      config.check_resume(run_dir)  # No table of runs with other settings.
-    except config.ConfigError as error:
-      sys.exit(f'error: {error}')
-    if not finished(run_dir, spec.iterations):
-      _train(run_dir, bindings)
-    runs.append(read(run_dir, seed, spec.iterations))
+    _train(run_dir, bindings)
+    runs.append(read(run_dir, seed))
     print(f'{run_dir}: {where(run_dir)}', flush=True)
   first = runs[0].before
   print(

@@ -42,20 +42,11 @@ def _write_run(run_dir, iterations, before, after):
 
 
 def test_a_finished_run_is_read(tmp_path):
-  assert not quickstart.finished(tmp_path, 2)
   _write_run(tmp_path, 2, 0.25, 0.75)
-  assert quickstart.finished(tmp_path, 2)
-  assert not quickstart.finished(tmp_path, 3)
-  run = quickstart.read(tmp_path, 1, 2)
+  run = quickstart.read(tmp_path, 1)
   assert (run.before.overall.mean, run.after.overall.mean) == (0.25, 0.75)
+  # 2 x (40 + 20) + 60 seconds; what is no time is not added.
   assert run.minutes == pytest.approx(3.0)
-
-
-def test_a_run_without_its_last_line_is_not_finished(tmp_path):
-  _write_run(tmp_path, 2, 0.25, 0.75)
-  path = tmp_path / 'metrics.jsonl'
-  path.write_text(''.join(path.read_text().splitlines(True)[:-1]))
-  assert not quickstart.finished(tmp_path, 2)
 
 
 def test_interval_over_seeds_is_students():
