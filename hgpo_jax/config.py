@@ -221,7 +221,8 @@ def _construct(root: Callable[..., Any] | str) -> Any:
     # gin appends where it was called from; the bare message says it better.
     raise ConfigError(error.message) from None
   except (ValueError, TypeError, RuntimeError) as error:
-    raise ConfigError(str(error)) from error
+    text = str(error).split('\n  In call to configurable ')[0]  # By gin.
+    raise ConfigError(text) from error
   finally:
     _state.constructing = False
 

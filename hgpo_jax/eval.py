@@ -23,11 +23,12 @@ def main(argv: Sequence[str]) -> None:
   entry.refuse_arguments(argv)
   from hgpo_jax.experiment import evaluate
   from hgpo_jax.experiment import loop
+  from hgpo_jax.experiment import saved_policy
 
   spec, _ = entry.load()
   run_dir = pathlib.Path(_RUN_DIR.value) if _RUN_DIR.value else None
   try:
-    name, iteration, result = loop.evaluate(spec, run_dir)
+    name, iteration, result = saved_policy.evaluate(spec, run_dir)
   except loop.FAILURES as error:
     sys.exit(f'error: {error}')
   print(evaluate.table({name: result}))

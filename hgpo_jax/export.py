@@ -28,10 +28,11 @@ def main(argv: Sequence[str]) -> None:
   # The run's own configuration, unless another is asked for.
   spec, _ = entry.load(default=[str(run_dir / 'config.gin')])
   from hgpo_jax.experiment import loop
+  from hgpo_jax.experiment import saved_policy
   from hgpo_jax.models import hf
 
   try:
-    model, params, iteration = loop.newest_policy(spec, run_dir)
+    model, params, iteration = saved_policy.newest_policy(spec, run_dir)
     hf.save_folder(
         _OUT.value, model.config, params, spec.policy.path, _DTYPE.value
     )

@@ -42,13 +42,14 @@ def main(argv: Sequence[str]) -> None:
   if not _RUN_DIR.value:
     raise app.UsageError('--run_dir is required')
   from hgpo_jax.experiment import loop
+  from hgpo_jax.experiment import run_folder
 
   run_dir = pathlib.Path(_RUN_DIR.value)
   try:
     loop.train(spec, run_dir)
   except loop.FAILURES as error:
     sys.exit(f'error: {error}')
-  print(f'\n{loop.summary(run_dir)}\n\nrun folder: {run_dir}')
+  print(f'\n{run_folder.summary(run_dir)}\n\nrun folder: {run_dir}')
 
 
 if __name__ == '__main__':

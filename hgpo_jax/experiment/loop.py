@@ -6,9 +6,7 @@ env -> rollout -> batch -> advantages -> loss -> update -> checkpoint, metrics
 from __future__ import annotations
 
 from collections.abc import Sequence
-import json
 import pathlib
-import tempfile
 import time
 
 from absl import logging
@@ -23,16 +21,14 @@ from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import evaluate as evaluate_lib
+from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.experiment import task_order
 from hgpo_jax.io import checkpoint
-from hgpo_jax.io import metrics as metrics_io
 from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
-from hgpo_jax.models import base as models
-from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import metrics as rollout_metrics
 
 
@@ -62,10 +58,10 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
   Raises:
     One of `FAILURES`.
   """
-  if config.check_resume(run_dir) and _finished(spec, run_dir):
+  if config.check_resume(run_dir) and run_folder.finished(spec, run_dir):
     logging.info('%s is finished', run_dir)
     return
-  _check_writable(run_dir)
+  run_folder.check_writable(run_dir)
   with runtime_lib.open_player(spec) as player:
     learner = runtime_lib.make_learner(spec, player)
     checkpoints = checkpoint.Checkpoints(
@@ -75,7 +71,7 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     state, first = learner.state, 0
     if restored is not None:
       state, first = restored.state, restored.iteration
-      _check_length(spec, first)
+      run_folder.check_length(spec, first)
       logging.info('going on with iteration %d', first)
     # Last, so that a start that fails does not bind the folder to its values.
     config.write(
@@ -83,50 +79,22 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     )
     with spec.logging.open(run_dir, first, spec.iterations) as writer:
       for iteration in range(first, spec.iterations):
+        events = player.pool.metrics
         metrics = {}
         if _evaluation_due(spec, iteration):
           metrics |= _evaluate(spec, player, state, run_dir, iteration)
         state, trained = _iterate(
             spec, player, learner, state, run_dir, iteration
         )
-        writer.write(iteration, metrics | trained)
+        metrics |= trained | _pool_metrics(events, player.pool.metrics)
+        writer.write(iteration, metrics)
         if _save_due(spec, iteration + 1):
           checkpoints.save(iteration + 1, state, {'seed': spec.seed})
-      writer.write(
-          spec.iterations,
-          _evaluate(spec, player, state, run_dir, spec.iterations),
-      )
+      events = player.pool.metrics
+      metrics = _evaluate(spec, player, state, run_dir, spec.iterations)
+      metrics |= _pool_metrics(events, player.pool.metrics)
+      writer.write(spec.iterations, metrics)
     checkpoints.close()
-
-
-def _finished(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> bool:
-  """Whether the last evaluation of the run is in its metrics."""
-  try:
-    return metrics_io.read(run_dir)[-1]['iteration'] == spec.iterations
-  except (OSError, ValueError, LookupError):  # Not there, or cut by a kill.
-    return False
-
-
-def _check_length(spec: spec_lib.Experiment, done: int) -> None:
-  if done > spec.iterations:
-    raise config.ConfigError(
-        f'Experiment.iterations is {spec.iterations}, but the run has a'
-        f' checkpoint after {done} iterations; give at least {done}, or'
-        ' another --run_dir'
-    )
-
-
-def _check_writable(run_dir: pathlib.Path) -> None:
-  """Makes the folder; fails before anything has started."""
-  try:
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=run_dir):
-      pass
-  except OSError as error:
-    raise OSError(
-        f'--run_dir={run_dir} cannot be written to ({error}); give a folder'
-        ' that can'
-    ) from error
 
 
 def _evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
@@ -147,7 +115,7 @@ def _iterate(
     iteration: int,
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
-  start, pool_before = time.monotonic(), player.pool.metrics
+  start = time.monotonic()
   tasks = task_order.choose(
       spec.env.split(spec.split),
       spec.tasks_per_iteration,
@@ -172,7 +140,6 @@ def _iterate(
   state, learned = _learn(spec, player, learner, state, trajectories, iteration)
   metrics = {
       **rollout_metrics.rollout_metrics(trajectories),
-      **_pool_metrics(pool_before, player.pool.metrics),
       **learned,
       # Depends on when the process started, as times do.
       'time/sampler_compilations': float(player.sampler.compilations),
@@ -307,72 +274,3 @@ def _evaluate(
       result.overall.games,
   )
   return {**result.metrics(), 'time/evaluate_s': time.monotonic() - start}
-
-
-def evaluate(
-    spec: spec_lib.Experiment, run_dir: pathlib.Path | None
-) -> tuple[str, int, evaluate_lib.Result]:
-  """Evaluates the policy's folder, or the newest checkpoint of a run.
-
-  Returns (name of the policy, iterations behind it, result).
-  """
-  with runtime_lib.open_player(spec) as player:
-    learner = runtime_lib.make_learner(spec, player)
-    name, iteration, state = str(spec.policy.folder), 0, learner.state
-    if run_dir is not None:
-      restored = _restore(run_dir, learner.state)
-      name, iteration, state = (
-          run_dir.name,
-          restored.iteration,
-          restored.state,
-      )
-    split = spec.env.split(spec.evaluation.split)
-    result = evaluate_lib.evaluate(
-        spec.evaluation, split, player.collector, state.params
-    )
-  return name, iteration, result
-
-
-def newest_policy(
-    spec: spec_lib.Experiment, run_dir: pathlib.Path
-) -> tuple[qwen2.Qwen2, models.Params, int]:
-  """(model, parameters, iterations) of the newest checkpoint of a run."""
-  with runtime_lib.starting():
-    model, _ = spec.policy.check()
-    weights = spec.policy.load(model)
-  axes = sharding.param_shardings(spec.mesh.make_mesh(), model.logical_axes())
-  params = sharding.put(weights, axes)
-  like = train_state.create(params, spec.optimizer.make())
-  restored = _restore(run_dir, like)
-  return model, jax.device_get(restored.state.params), restored.iteration
-
-
-def _restore(
-    run_dir: pathlib.Path, like: train_state.TrainState
-) -> checkpoint.Restored[train_state.TrainState]:
-  folder = run_dir / 'checkpoints'
-  if not folder.is_dir():
-    raise FileNotFoundError(
-        f'{run_dir} has no checkpoints; give the --run_dir of a training run'
-    )
-  checkpoints = checkpoint.Checkpoints(folder)
-  restored = checkpoints.restore(like)
-  checkpoints.close()
-  if restored is None:
-    raise FileNotFoundError(
-        f'{folder} holds no complete checkpoint yet; train longer, or lower'
-        ' Experiment.save_every'
-    )
-  return restored
-
-
-def summary(run_dir: pathlib.Path) -> str:
-  """The table of a finished run: its first and its last evaluation."""
-  paths = sorted((run_dir / 'eval').glob('iteration_*.json'))
-  chosen = dict.fromkeys((paths[0], paths[-1]))
-  results = {}
-  for path in chosen:
-    iteration = json.loads(path.read_text())['iteration']
-    name = 'before training' if iteration == 0 else f'after {iteration}'
-    results[name] = evaluate_lib.load(path)
-  return evaluate_lib.table(results)

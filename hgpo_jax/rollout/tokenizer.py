@@ -7,6 +7,8 @@ import json
 import os
 import pathlib
 
+import tokenizers
+
 # The advice at import is to install torch, which nothing here uses.
 os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
 import transformers  # pylint: disable=wrong-import-position
@@ -20,9 +22,10 @@ _FILES = ('tokenizer.json', 'tokenizer_config.json')
 class ChatTokenizer:
   """Token ids of plain text and of chat prompts, and back.
 
-  `tokenizer.json` is used as it stands: the class that the folder may name is
-  not, because transformers' Qwen2 class replaces the split rule in the file.
-  No file is fetched and no code from the folder runs.
+  `tokenizer.json` is used as it stands: transformers only fills the chat
+  template, since its Qwen2 class replaces the split rule in the file, and all
+  of its classes add the special tokens that a file should have but lacks. No
+  file is fetched and no code from the folder runs.
 
   Attributes:
     stop_ids: sorted ids that end a response: `eos_token_id` of the folder's
@@ -38,14 +41,23 @@ class ChatTokenizer:
 
     Raises:
       FileNotFoundError: a tokenizer file is missing.
-      ValueError: no chat template, or a special token is missing.
+      ValueError: a file cannot be read, there is no chat template, or a
+        special token is missing.
     """
     self._folder = pathlib.Path(folder)
     _check_files(self._folder)
-    self._chat = transformers.PreTrainedTokenizerFast.from_pretrained(
-        str(self._folder), local_files_only=True
-    )
-    self._tokenizer = self._chat.backend_tokenizer
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(
+          str(self._folder / 'tokenizer.json')
+      )
+      self._chat = transformers.PreTrainedTokenizerFast.from_pretrained(
+          str(self._folder), local_files_only=True
+      )
+    except Exception as error:  # tokenizers raises bare Exception.
+      raise ValueError(
+          f'the tokenizer in {self._folder} cannot be read ({error}); copy'
+          f' {" and ".join(_FILES)} again'
+      ) from error
     if not self._chat.chat_template:
       raise ValueError(
           f'{self._folder} has no chat template; expected "chat_template" in '

@@ -1,0 +1,73 @@
+"""The policy of a run after training: evaluating it, taking it out."""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+
+from hgpo_jax import sharding
+from hgpo_jax.experiment import evaluate as evaluate_lib
+from hgpo_jax.experiment import runtime as runtime_lib
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.io import checkpoint
+from hgpo_jax.learner import train_state
+from hgpo_jax.models import base as models
+from hgpo_jax.models import qwen2
+
+
+def evaluate(
+    spec: spec_lib.Experiment, run_dir: pathlib.Path | None
+) -> tuple[str, int, evaluate_lib.Result]:
+  """Evaluates the policy's folder, or the newest checkpoint of a run.
+
+  Returns (name of the policy, iterations behind it, result).
+  """
+  with runtime_lib.open_player(spec) as player:
+    learner = runtime_lib.make_learner(spec, player)
+    name, iteration, state = str(spec.policy.folder), 0, learner.state
+    if run_dir is not None:
+      restored = _restore(run_dir, learner.state)
+      name, iteration, state = (
+          run_dir.name,
+          restored.iteration,
+          restored.state,
+      )
+    split = spec.env.split(spec.evaluation.split)
+    result = evaluate_lib.evaluate(
+        spec.evaluation, split, player.collector, state.params
+    )
+  return name, iteration, result
+
+
+def newest_policy(
+    spec: spec_lib.Experiment, run_dir: pathlib.Path
+) -> tuple[qwen2.Qwen2, models.Params, int]:
+  """(model, parameters, iterations) of the newest checkpoint of a run."""
+  with runtime_lib.starting():
+    model, _ = spec.policy.check()
+    weights = spec.policy.load(model)
+  axes = sharding.param_shardings(spec.mesh.make_mesh(), model.logical_axes())
+  params = sharding.put(weights, axes)
+  like = train_state.create(params, spec.optimizer.make())
+  restored = _restore(run_dir, like)
+  return model, jax.device_get(restored.state.params), restored.iteration
+
+
+def _restore(
+    run_dir: pathlib.Path, like: train_state.TrainState
+) -> checkpoint.Restored[train_state.TrainState]:
+  folder = run_dir / 'checkpoints'
+  if not folder.is_dir():
+    raise FileNotFoundError(
+        f'{run_dir} has no checkpoints; give the --run_dir of a training run'
+    )
+  checkpoints = checkpoint.Checkpoints(folder, read_only=True)
+  restored = checkpoints.restore(like)
+  checkpoints.close()
+  if restored is None:
+    raise FileNotFoundError(
+        f'{folder} holds no complete checkpoint yet; train longer, or lower'
+        ' Experiment.save_every'
+    )
+  return restored

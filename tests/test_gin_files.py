@@ -1,0 +1,162 @@
+"""Every gin file of a run passes a dry run, which reads no weights."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from hgpo_jax import assets
+from hgpo_jax import config
+from hgpo_jax.envs import alfworld
+from hgpo_jax.envs import household
+from hgpo_jax.envs import household_pddl
+from hgpo_jax.experiment import plan
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.models import configs
+from hgpo_jax.models import hf_config
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RUNS = sorted(p.name for p in (ROOT / 'gin' / 'runs').glob('*.gin'))
+TOKENIZER = ROOT / 'tests' / 'golden' / 'tokenizer' / 'reduced'
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+  yield
+  config.reset()
+
+
+@pytest.fixture
+def one_device(monkeypatch):
+  first = jax.devices()[:1]
+  monkeypatch.setattr(jax, 'devices', lambda *unused: list(first))
+  monkeypatch.setattr(jax, 'device_count', lambda *unused: 1)
+
+
+@pytest.fixture(scope='module')
+def official_folder(tmp_path_factory):
+  """As many games as training takes, in the official layout."""
+  root = tmp_path_factory.mktemp('json_2.1.1')
+  game = household.generate(0, household.KINDS[0], household.Layout())
+  for split in alfworld.OFFICIAL_COUNTS:
+    for i in range(16 if split == 'train' else 4):
+      household_pddl.save(
+          game, root / split / f'{game.goal.kind}-X-None-Y-1' / f'trial_{i}'
+      )
+  return root
+
+
+@pytest.fixture(scope='module')
+def no_weights(tmp_path_factory):
+  """Config and tokenizer of Qwen2.5-1.5B-Instruct, and nothing else."""
+  folder = tmp_path_factory.mktemp('models') / 'Qwen2.5-1.5B-Instruct'
+  shutil.copytree(TOKENIZER, folder)
+  shapes = hf_config.to_json(configs.CONFIGS['1.5b'], 'bfloat16')
+  (folder / 'config.json').write_text(json.dumps(shapes))
+  return folder
+
+
+def _bindings(name, official_folder, no_weights) -> list[str]:
+  if name.startswith('alfworld'):
+    return [
+        f'OfficialGames.folder = {str(official_folder)!r}',
+        'OfficialGames.any_count = True',
+        f'PolicySource.folder = {str(no_weights)!r}',
+    ]
+  return []
+
+
+def _dry_run(name, official_folder, no_weights) -> tuple[object, str]:
+  packaged = pathlib.Path(assets.__file__).parent / 'tiny_household'
+  if 'quickstart' in name and not packaged.is_dir():
+    pytest.skip('the tiny policy is not in the tree')
+  bindings = _bindings(name, official_folder, no_weights)
+  spec = config.load([f'runs/{name}'], bindings, root=spec_lib.Experiment)
+  return spec, plan.check(spec)
+
+
+@pytest.mark.parametrize('name', RUNS)
+def test_dry_run(name, official_folder, no_weights, one_device):
+  spec, text = _dry_run(name, official_folder, no_weights)
+  assert f'run          {spec.iterations} iterations, seed 0' in text
+  assert 'mesh         data=1 fsdp=1 tensor=1' in text
+
+
+def test_there_are_runs():
+  algorithms = {name.split('_')[1] for name in RUNS if 'alfworld' in name}
+  assert algorithms >= {'grpo', 'gigpo', 'hgpo'}
+  assert 'quickstart.gin' in RUNS
+
+
+# Of the published scripts: steps, rows of a pass, longest prompt.
+PUBLISHED = {
+    'grpo': (150, 32, 2048),
+    'gigpo': (150, 32, 2048),
+    'hgpo': (160, 16, 4096),
+}
+
+
+@pytest.mark.parametrize('algorithm', PUBLISHED)
+def test_published_arithmetic_on_eight_devices(
+    algorithm, official_folder, no_weights
+):
+  iterations, micro_batch, prompt = PUBLISHED[algorithm]
+  name = f'alfworld_{algorithm}_qwen2p5_1p5b.gin'
+  spec, text = _dry_run(name, official_folder, no_weights)
+  assert type(spec.estimator).__name__.lower() == algorithm
+  assert text.splitlines() == [
+      "tasks        16 in 'train', 4 in 'valid_seen'",
+      'iteration    16 tasks x 8 members = 128 episodes of at most 50 steps ='
+      ' at most 6400 steps',
+      f'tokens       at most {prompt} prompt + 512 response = {prompt + 512} a'
+      ' step',
+      'updates      256 steps each: at most 25 x 1 epochs = 25 an iteration,'
+      f' in passes of {8 * micro_batch} rows',
+      'mesh         data=1 fsdp=8 tensor=1',
+      'evaluation   4 games x 1 seeds at temperature 0.4',
+      f'run          {iterations} iterations, seed 0',
+  ]
+
+
+@pytest.mark.parametrize('algorithm', PUBLISHED)
+def test_published_settings(algorithm, official_folder, no_weights, one_device):
+  name = f'alfworld_{algorithm}_qwen2p5_1p5b.gin'
+  spec, _ = _dry_run(name, official_folder, no_weights)
+  assert (spec.tasks_per_iteration, spec.group_size) == (16, 8)
+  assert spec.temperature == 1.0 and spec.evaluation.temperature == 0.4
+  assert spec.optimizer.learning_rate == 1e-6
+  assert spec.loss.kl_coef == 0.01 and spec.loss.kl_kind == 'k3'
+  assert spec.loss.entropy_coef == 0.001
+  assert spec.loss.clip_low == spec.loss.clip_high == 0.2
+  assert spec.minibatches.minibatch_steps == 256
+  assert spec.collector.history_length == 2
+  assert spec.estimator.invalid_action_penalty == 0.1
+  if algorithm != 'grpo':
+    assert spec.estimator.gamma == 0.95
+
+
+def test_a_run_needs_what_cannot_be_packaged():
+  for name in RUNS:
+    if name.startswith('alfworld'):
+      with pytest.raises(config.ConfigError, match='is required|required'):
+        config.load([f'runs/{name}'], [], root=spec_lib.Experiment)
+
+
+@pytest.mark.parametrize(
+    'name', sorted(p.name for p in (ROOT / 'gin' / 'algorithms').glob('*.gin'))
+)
+def test_every_algorithm_fits_the_quickstart(
+    name, official_folder, no_weights, one_device
+):
+  packaged = pathlib.Path(assets.__file__).parent / 'tiny_household'
+  if not packaged.is_dir():
+    pytest.skip('the tiny policy is not in the tree')
+  parts = ['base', 'envs/household_mini', 'models/tiny_household']
+  files = [f'{part}.gin' for part in parts] + [f'algorithms/{name}']
+  spec = config.load(files, [], root=spec_lib.Experiment)
+  assert type(spec.estimator).__name__.lower() == name.removesuffix('.gin')
+  assert 'iteration    16 tasks' in plan.check(spec)
