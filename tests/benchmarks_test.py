@@ -85,5 +85,3 @@ def test_table():
       ' 10.0 | 2.0 | 9.0 |'
   )
   assert 't-interval' not in quickstart.table(runs[:1])
-
-

@@ -79,7 +79,8 @@ def test_walk(tmp_path):
   # The walk is only shown if there is something to learn from.
   assert 'steps without signal: 100 %' not in printed
   assert 'advantage > 0:' in printed and 'advantage < 0:' in printed
-  assert re.search(r'update/grad_norm +0\.\d*[1-9]', printed)
+  gain = re.search(r'advantage x change: ([+-][\d.]+)', printed)
+  assert float(gain.group(1)) > 0
 
 
 def test_walk_takes_any_folder_and_an_episode_without_signal(tmp_path):
@@ -91,7 +92,7 @@ def test_walk_takes_any_folder_and_an_episode_without_signal(tmp_path):
   # Its prompts are long, with a token for nearly every character.
   for cell in notebook.cells:
     cell.source = re.sub(r'\b(208|224)\b', '1024', cell.source)
-    cell.source = cell.source.replace('max_steps=20', 'max_steps=2')
+    cell.source = cell.source.replace('max_steps=20', 'max_steps=8')
   assert 'steps without signal' in _run(notebook, tmp_path)
 
 
