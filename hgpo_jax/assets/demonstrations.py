@@ -45,10 +45,10 @@ class Recipe:
     habits: how the player chooses.
   """
 
-  games: int = 1600
+  games: int = 2400
   episodes: int = 4
   max_steps: int = 20
-  history_length: int = 12
+  history_length: int = 20
   slips: float = 0.03
   seed: int = 0
   habits: demonstrator.Habits = demonstrator.Habits()

@@ -14,13 +14,12 @@ CONFIGS: Mapping[str, base.ModelConfig] = {
     # The policy of the quick start; its vocabulary is that of its tokenizer.
     'tiny': base.ModelConfig(
         vocab_size=1024,
-        hidden_size=96,
-        intermediate_size=256,
+        hidden_size=128,
+        intermediate_size=192,
         num_layers=4,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=24,
-        rope_theta=10_000.0,
+        head_dim=48,
         tie_word_embeddings=True,
         max_position_embeddings=4096,
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import re
 from typing import Protocol
 
 import numpy as np
@@ -13,18 +14,8 @@ from hgpo_jax import config
 _WELCOME = '-= Welcome to TextWorld, ALFRED! =-'
 _TASK_MARK = 'Your task is to: '
 _NO_EFFECT = 'Nothing happens'
-_PREPOSITIONS = ('from', 'to', 'with')
-_PAST_FORMS = {
-    'take': 'took',
-    'move': 'moved',
-    'open': 'opened',
-    'close': 'closed',
-    'heat': 'heated',
-    'cool': 'cooled',
-    'clean': 'cleaned',
-    'use': 'used',
-    'examine': 'examined',
-}
+_PREPOSITION = re.compile(' (?:from|to|with) ')
+_TREATED = {'heat': 'heated', 'cool': 'cooled', 'clean': 'cleaned'}
 
 
 class PromptTooLong(ValueError):
@@ -116,11 +107,12 @@ class AlfworldPrompt:
 @config.configurable
 @dataclasses.dataclass(frozen=True)
 class CompactPrompt:
-  """Short prompt for small policies: past actions only, the task last.
+  """Short prompt for small policies: what past actions amount to, task last.
 
-  Past actions are told in other words than those on offer ('went desk 1', not
-  'go to desk 1'): a small model copies what followed the word it has just
-  written, and must find that among the actions it can take now.
+  Of the history it tells where the agent has been, what it has put down and
+  what it holds, in few words that are not those of the actions on offer: a
+  small model copies what followed the word it has just written, and must find
+  that among the actions it can take now.
 
   Attributes:
     hide_actions: admissible actions that are not listed.
@@ -140,9 +132,19 @@ class CompactPrompt:
     """See `Template.render`; numbers of steps are not shown."""
     del first_step_number, step
     after = [*(turn.observation for turn in turns[1:]), observation]
-    told = [_past(turn.action, seen) for turn, seen in zip(turns, after)]
-    done = ', '.join(told) or 'nothing'
-    lines = [f'Done: {done}', f'Now: {_scene(observation)}', 'Actions:']
+    worked = [
+        turn.action
+        for turn, seen in zip(turns, after)
+        if not seen.startswith(_NO_EFFECT)
+    ]
+    been, put, held = _recount(worked)
+    lines = [
+        f'Been: {", ".join(been) or "nowhere"}',
+        f'Put: {", ".join(put) or "nothing"}',
+        f'Holding: {held or "nothing"}',
+        f'Now: {_scene(observation)}',
+        'Actions:',
+    ]
     lines += _listed(admissible, self)
     lines.append(f'Task: {instruction.lower().strip()}')
     return '\n'.join(lines)
@@ -220,17 +222,30 @@ class PromptBuilder:
     )
 
 
-def _past(action: str, result: str) -> str:
-  """A past action in short: 'take mug 1 from desk 1' -> 'took mug 1'."""
-  if not action or result.startswith(_NO_EFFECT):
-    return 'failed'
-  verb, *words = action.removeprefix('go to ').split()
-  if action.startswith('go to '):
-    return ' '.join(['went', verb, *words])
-  ends = [i for i, word in enumerate(words) if word in _PREPOSITIONS]
-  return ' '.join(
-      [_PAST_FORMS.get(verb, verb), *words[: min(ends, default=len(words))]]
-  )
+def _recount(worked: Sequence[str]) -> tuple[list[str], list[str], str]:
+  """(places in the order last gone to, objects put down, object held).
+
+  A held object that was heated, cooled or cleaned since is told as that.
+  """
+  been: dict[str, None] = {}
+  put: dict[str, None] = {}
+  held = ''
+  for action in worked:
+    verb, _, rest = action.partition(' ')
+    name = _PREPOSITION.split(rest)[0]
+    if action.startswith('go to '):
+      place = action.removeprefix('go to ')
+      been.pop(place, None)
+      been[place] = None
+    elif verb == 'take':
+      put.pop(name, None)
+      held = name
+    elif verb == 'move':
+      put[name] = None
+      held = ''
+    elif verb in _TREATED:
+      held = f'{name} {_TREATED[verb]}'
+  return list(been), list(put), held
 
 
 def _listed(

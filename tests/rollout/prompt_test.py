@@ -63,25 +63,52 @@ def test_alfworld_without_history_keeps_task_and_step():
 def test_compact_first_step():
   _, text = _build(prompt_lib.CompactPrompt(), [], 10)
   assert text == (
-      'Done: nothing\nNow: You are in the middle of a room. Looking quickly '
-      'around you, you see a bed 1, and a desk 2.\nActions:\ngo to bed 1\n'
-      'go to desk 2\nTask: put some mug on desk.'
+      'Been: nowhere\nPut: nothing\nHolding: nothing\nNow: You are in the '
+      'middle of a room. Looking quickly around you, you see a bed 1, and a '
+      'desk 2.\nActions:\ngo to bed 1\ngo to desk 2\nTask: put some mug on '
+      'desk.'
   )
 
 
-def test_compact_later_step_shows_last_actions_oldest_first():
-  _, text = _build(prompt_lib.CompactPrompt(('go to bed 1',)), _turns(4), 3)
-  assert text == (
-      'Done: do 2, do 3, do 4\nNow: You are here.\nActions:\ngo to desk 2\n'
-      'help\ninventory\nlook\nTask: put some mug on desk.'
-  )
+_WALK = (
+    ('You see a desk 1.', 'go to desk 1'),
+    ('You arrive at desk 1.', 'take mug 1 from desk 1'),
+    ('You pick up the mug 1.', 'go to shelf 1'),
+    ('You arrive at shelf 1.', 'go to desk 1'),
+    ('You arrive at desk 1.', 'heat mug 1 with microwave 1'),
+    ('You heat the mug 1.', 'take cup 1 from desk 1'),
+    ('Nothing happens.', 'move mug 1 to shelf 1'),
+)
 
 
 @pytest.mark.parametrize(
-    'template', [prompt_lib.AlfworldPrompt(), prompt_lib.CompactPrompt(())]
+    ('steps', 'told'),
+    [
+        (2, 'Been: desk 1\nPut: nothing\nHolding: mug 1\n'),
+        (4, 'Been: shelf 1, desk 1\nPut: nothing\nHolding: mug 1\n'),
+        # What had no effect, the cup that was not there, is not told.
+        (6, 'Been: shelf 1, desk 1\nPut: nothing\nHolding: mug 1 heated\n'),
+        (7, 'Been: shelf 1, desk 1\nPut: mug 1\nHolding: nothing\n'),
+    ],
 )
-def test_budget_drops_oldest_history_and_nothing_else(template):
-  turns = [prompt_lib.Turn('w ' * 300, f'do {"x " * 50}{n}') for n in range(50)]
+def test_compact_tells_what_past_actions_amount_to(steps, told):
+  turns = [prompt_lib.Turn(*turn) for turn in _WALK[:steps]]
+  seen = _WALK[steps][0] if steps < len(_WALK) else 'You move the mug 1.'
+  text = prompt_lib.CompactPrompt().render('x', turns, 1, seen, (), steps + 1)
+  assert text.startswith(told)
+
+
+@pytest.mark.parametrize(
+    ('template', 'verb'),
+    [
+        (prompt_lib.AlfworldPrompt(), 'do'),
+        (prompt_lib.CompactPrompt(()), 'go to'),
+    ],
+)
+def test_budget_drops_oldest_history_and_nothing_else(template, verb):
+  turns = [
+      prompt_lib.Turn('w ' * 300, f'{verb} {"x " * 50}{n}') for n in range(50)
+  ]
   bare, _ = _build(template, turns, 0)
   full, _ = _build(template, turns, 50)
   assert bare.dropped_history == full.dropped_history == 0
@@ -89,7 +116,7 @@ def test_budget_drops_oldest_history_and_nothing_else(template):
   prompt, text = _build(template, turns, 50, budget)
   assert 0 < prompt.dropped_history < 50
   assert prompt.ids.size <= budget
-  assert 'do x' in text and text.count('x 49') == 1 and 'x 0' not in text
+  assert 'x x' in text and text.count('x 49') == 1 and 'x 0' not in text
   assert _TASK.lower() in text.lower()
   assert all(action in text for action in _ADMISSIBLE if action != 'help')
   # One item more would not have fitted.
@@ -111,15 +138,3 @@ def test_too_long_without_history_is_refused():
       'max_prompt_tokens=5; raise Collector.max_prompt_tokens',
   ):
     _build(prompt_lib.CompactPrompt(), _turns(3), 2, budget=5)
-
-
-def test_compact_history_is_told_in_other_words_than_the_actions_on_offer():
-  turns = [
-      prompt_lib.Turn('You see a desk 1.', 'go to desk 1'),
-      prompt_lib.Turn('You arrive at desk 1.', 'take mug 1 from desk 1'),
-      prompt_lib.Turn('You pick up the mug 1.', 'heat mug 1 with fridge 1'),
-      prompt_lib.Turn('Nothing happens.', ''),
-  ]
-  _, text = _build(prompt_lib.CompactPrompt(), turns, 4)
-  # What had no effect is told as that, not as done.
-  assert text.startswith('Done: went desk 1, took mug 1, failed, failed\n')
