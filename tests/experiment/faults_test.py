@@ -97,7 +97,8 @@ def test_a_worker_that_dies_once_changes_no_number(
   runs.train(policy, tmp_path / 'died', *bindings)
   runs.train(policy, tmp_path / 'not', *bindings)  # The marker is there.
   died, sound = (runs.lines(tmp_path / name)[0] for name in ('died', 'not'))
-  assert died['pool/restarts'] == 1.0 and died['pool/replays'] >= 1.0
+  # Both workers may find no marker before one of them leaves it.
+  assert died['pool/restarts'] in (1.0, 2.0) and died['pool/replays'] >= 1.0
   assert sound['pool/restarts'] == 0.0
   for name, value in sound.items():
     if not name.startswith('pool/'):

@@ -61,10 +61,10 @@ MISTAKES = {
     ),
     'prompts beyond the batch': (
         [
-            'Collector.max_prompt_tokens = 101',
-            'Sampler.prompt_buckets = (101,)',
+            'Collector.max_prompt_tokens = 133',
+            'Sampler.prompt_buckets = (133,)',
         ],
-        'end Minibatches.length_buckets with 113',
+        'end Minibatches.length_buckets with 145',
     ),
     'devices that there are not': (
         ['Mesh.tensor = 3'],
@@ -268,7 +268,7 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
       "tasks        8 in 'train', 4 in 'valid'",
       'iteration    4 tasks x 4 members = 16 episodes of at most 3 steps = at'
       ' most 48 steps',
-      'tokens       at most 96 prompt + 12 response = 108 a step',
+      'tokens       at most 128 prompt + 12 response = 140 a step',
       'updates      16 steps each: at most 3 x 1 epochs = 3 an iteration, in'
       ' passes of 8 rows',
       'mesh         data=1 fsdp=1 tensor=1',

@@ -19,7 +19,7 @@ from tests.experiment import runs
 
 TWO = 'Experiment.iterations = 2'
 # Slow enough for a kill to fall into a rollout.
-FAULTS = f'Boxes.faults = {tuple((i, "slow_in_step") for i in range(8))}'
+FAULTS = f'Boxes.faults = {tuple((i, "slow_in_step") for i in range(3))}'
 
 
 def test_killed_and_stopped_run_ends_like_one_left_alone(

@@ -49,7 +49,7 @@ def test_one_update_on_everything_has_ratio_one_and_loss_zero(
   np.testing.assert_allclose(line['policy/ratio'], 1.0, atol=1e-5)
   assert line['policy/clip_frac'] == line['policy/clip_frac_lower'] == 0.0
   # Minus the mean advantage over tokens, which is small, not exactly 0.
-  assert abs(line['loss/total']) < 0.2
+  assert abs(line['loss/total']) < 0.1
   assert abs(line['policy/ref_kl']) < 1e-6
   assert line['update/grad_norm'] > 1e-3
 
@@ -99,6 +99,7 @@ def test_eight_devices_do_what_one_does(policy, finished, tmp_path):
       'Mesh.data = 2',
       'Mesh.fsdp = 2',
       'Mesh.tensor = 2',
+      'Sampler.prompt_buckets = (128,)',  # One program to compile.
       # Rows of one pass: 2 on each of 4 shares, 8 on one device.
       'Minibatches.micro_batch_steps = 2',
   )
