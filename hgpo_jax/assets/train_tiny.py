@@ -8,7 +8,7 @@ drill in repeating random tokens.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import pathlib
 import tempfile
@@ -24,8 +24,8 @@ import optax
 from optax import contrib
 
 from hgpo_jax.assets import demonstrations
+from hgpo_jax.assets import tiny_lessons
 from hgpo_jax.assets import tiny_tokenizer
-from hgpo_jax.batch import pack
 from hgpo_jax.models import base
 from hgpo_jax.models import configs
 from hgpo_jax.models import hf
@@ -34,13 +34,10 @@ from hgpo_jax.rollout import tokenizer as tokenizer_lib
 
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
 _WORKERS = flags.DEFINE_integer('workers', 2, 'Processes that demonstrate.')
-_STEPS = flags.DEFINE_integer('steps', 4200, 'Updates.')
 _GAMES = flags.DEFINE_integer('games', 2400, 'Training games to demonstrate.')
 
 VOCAB_SIZE = 1024
-_BUCKETS = (128, 160, 224)
 
-_DRILL_LENGTH = 96
 
 # The previous-token head: rotary pairs that turn fast, and their bias.
 _FAST_PAIRS = 6
@@ -48,67 +45,42 @@ _BIAS = 3.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """How the policy is trained.
+class Phase:
+  """One stretch of training, with an optimizer of its own.
 
   Attributes:
     steps: updates.
-    rows: examples an update.
-    learning_rate: of AdamW at its peak, after a short warm-up; a cosine
-      follows.
-    muon_learning_rate: the same for Muon.
-    prompt_weight: of the prompt's own tokens in the loss.
-    drill_steps: updates on repeated random tokens that come first.
-    mixed_steps: updates after them in which a few such rows stay.
-    seed: of the weights and the order of examples.
+    learning_rate: of AdamW, after a short warm-up.
+    muon_learning_rate: of Muon, likewise.
+    final_fraction: of both rates at the end of a cosine; 1 keeps them.
   """
 
-  steps: int = 4200
-  rows: int = 32
-  learning_rate: float = 3e-3
-  muon_learning_rate: float = 0.015
-  prompt_weight: float = 0.1
-  drill_steps: int = 200
-  mixed_steps: int = 400
-  seed: int = 0
+  steps: int
+  learning_rate: float
+  muon_learning_rate: float
+  final_fraction: float
 
 
 @dataclasses.dataclass(frozen=True)
-class Tokens:
-  """Tokenized examples of one length bucket.
+class Settings:
+  """How the policy is trained: it learns to copy, then to imitate.
 
   Attributes:
-    ids_BT: int32, prompt then response, 0 after the end.
-    ends_B2: int32, where the prompt and where the response ends.
+    copying: half of it drill in repeating random tokens, half drill beside
+      demonstrations, so that what was learned is not lost again before they
+      make use of it.
+    imitating: demonstrations alone. Its rates are a fifth of the first ones:
+      those form the copying heads fast and are too high for anything finer.
+    rows: examples an update.
+    prompt_weight: of the prompt's own tokens in the loss.
+    seed: of the weights and the order of examples.
   """
 
-  ids_BT: np.ndarray
-  ends_B2: np.ndarray
-
-
-def tokenize(
-    examples: Sequence[demonstrations.Example],
-    tokenizer: tokenizer_lib.ChatTokenizer,
-) -> list[Tokens]:
-  """Examples sorted into length buckets.
-
-  Raises:
-    ValueError: an example is longer than the last bucket.
-  """
-  members: dict[int, list[tuple[list[int], int]]] = {t: [] for t in _BUCKETS}
-  for example in examples:
-    prompt = tokenizer.chat(example.prompt)
-    ids = prompt + tokenizer.encode(example.response + tokenizer_lib.IM_END)
-    length = pack.bucket('train_tiny._BUCKETS', _BUCKETS, len(ids))
-    members[length].append((ids, len(prompt)))
-  result = []
-  for length, rows in members.items():
-    ids_BT = np.zeros((len(rows), length), np.int32)
-    for i, (ids, _) in enumerate(rows):
-      ids_BT[i, : len(ids)] = ids
-    ends = [(prompt, len(ids)) for ids, prompt in rows]
-    result.append(Tokens(ids_BT, np.asarray(ends, np.int32).reshape(-1, 2)))
-  return result
+  copying: Phase = Phase(600, 3e-3, 0.02, 1.0)
+  imitating: Phase = Phase(3000, 8e-4, 0.004, 0.03)
+  rows: int = 32
+  prompt_weight: float = 0.1
+  seed: int = 0
 
 
 def loss_fn(
@@ -141,24 +113,6 @@ def loss_fn(
   return response + prompt_weight * prompt, response
 
 
-def batches(
-    buckets: Sequence[Tokens], rows: int, seed: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Endless batches, each from one bucket, every pass in a new order."""
-  rng = np.random.default_rng(seed)
-  while True:
-    order = []
-    for bucket in buckets:
-      chosen = rng.permutation(len(bucket.ids_BT))
-      for first in range(0, len(chosen) - rows + 1, rows):
-        order.append((bucket, chosen[first : first + rows]))
-    if not order:
-      raise ValueError(f'no bucket holds the {rows} examples of one update')
-    for i in rng.permutation(len(order)):
-      bucket, rows_B = order[i]
-      yield bucket.ids_BT[rows_B], bucket.ends_B2[rows_B]
-
-
 def initial_params(model: qwen2.Qwen2, key: jax.Array) -> base.Params:
   """Random parameters, with one head that attends to the previous token.
 
@@ -182,17 +136,17 @@ def initial_params(model: qwen2.Qwen2, key: jax.Array) -> base.Params:
   return params
 
 
-def make_optimizer(settings: Settings) -> optax.GradientTransformation:
+def make_optimizer(phase: Phase) -> optax.GradientTransformation:
   """Muon for the kernels of the layers, AdamW for everything else.
 
   Muon (Jordan et al., 2024) reaches the copying of names from the list of
   actions in a fraction of the updates that AdamW alone takes.
   """
 
-  def cosine(peak: float) -> optax.Schedule:
-    warm = min(100, settings.steps // 10 + 1)
+  def schedule(peak: float) -> optax.Schedule:
+    warm = min(100, phase.steps // 10 + 1)
     return optax.warmup_cosine_decay_schedule(
-        0.0, peak, warm, settings.steps, 0.03 * peak
+        0.0, peak, warm, phase.steps, phase.final_fraction * peak
     )
 
   def kernels(params: base.Params) -> Any:
@@ -203,43 +157,55 @@ def make_optimizer(settings: Settings) -> optax.GradientTransformation:
   return optax.chain(
       optax.clip_by_global_norm(1.0),
       contrib.muon(
-          cosine(settings.muon_learning_rate),
-          adam_learning_rate=cosine(settings.learning_rate),
+          schedule(phase.muon_learning_rate),
+          adam_learning_rate=schedule(phase.learning_rate),
           adam_b2=0.98,
           muon_weight_dimension_numbers=kernels,
       ),
   )
 
 
-def drill(
-    rows: int, vocab_size: int, seed: int
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Endless batches of random tokens, repeated; the repeats are the response.
-
-  Nothing but copying what followed the last time can predict them.
-  """
-  rng = np.random.default_rng(seed)
-  while True:
-    ids_BT = np.zeros((rows, _DRILL_LENGTH), np.int32)
-    ends_B2 = np.full((rows, 2), _DRILL_LENGTH, np.int32)
-    for row in range(rows):
-      period = int(rng.integers(8, _DRILL_LENGTH // 2 + 1))
-      words = rng.integers(len(tiny_tokenizer.SPECIAL), vocab_size, period)
-      ids_BT[row] = np.resize(words, _DRILL_LENGTH)
-      ends_B2[row, 0] = period + 1
-    yield ids_BT, ends_B2
+# Prompt weights and batches of one update.
+_Lesson = tuple[list[float], list[tuple[np.ndarray, np.ndarray]]]
 
 
 def train(
-    model: qwen2.Qwen2, buckets: Sequence[Tokens], settings: Settings
-) -> tuple[base.Params, list[float]]:
-  """(parameters, mean response cross-entropy of each hundred updates)."""
+    model: qwen2.Qwen2,
+    buckets: Sequence[tiny_lessons.Tokens],
+    settings: Settings,
+) -> base.Params:
+  """Parameters after both phases."""
+  vocab = model.config.vocab_size
+  alone = tiny_lessons.drill(settings.rows, vocab, settings.seed)
+  beside = tiny_lessons.drill(settings.rows // 4, vocab, settings.seed + 1)
+  demonstrated = tiny_lessons.batches(buckets, settings.rows, settings.seed)
+
+  def copying(step: int) -> _Lesson:
+    if step < settings.copying.steps // 2:
+      return [0.0], [next(alone)]
+    return [settings.prompt_weight, 0.0], [next(demonstrated), next(beside)]
+
+  def imitating(step: int) -> _Lesson:
+    del step
+    return [settings.prompt_weight], [next(demonstrated)]
+
   params = initial_params(model, jax.random.key(settings.seed))
-  optimizer = make_optimizer(settings)
+  params = _run_phase('copying', model, params, settings.copying, copying)
+  return _run_phase('imitating', model, params, settings.imitating, imitating)
+
+
+def _run_phase(
+    name: str,
+    model: qwen2.Qwen2,
+    params: base.Params,
+    phase: Phase,
+    lesson: Callable[[int], _Lesson],
+) -> base.Params:
+  """Parameters after a phase; prints the loss as it goes."""
+  optimizer = make_optimizer(phase)
   state = optimizer.init(params)
 
   def loss(params, weights, parts):
-    """Sum over parts of response loss + weight * prompt loss."""
     losses = [
         loss_fn(params, model, weight, *part)
         for weight, part in zip(weights, parts)
@@ -252,40 +218,19 @@ def train(
     updates, state = optimizer.update(grads, state, params)
     return optax.apply_updates(params, updates), state, response
 
-  start, recent, curve = time.monotonic(), [], []
-  for step, (weights, parts) in enumerate(_lessons(model, buckets, settings)):
-    params, state, response = update(params, state, weights, parts)
+  start, recent = time.monotonic(), []
+  for step in range(phase.steps):
+    params, state, response = update(params, state, *lesson(step))
     recent.append(response)
-    if (step + 1) % 100 == 0 or step + 1 == settings.steps:
-      curve.append(float(np.mean(jax.device_get(recent))))
-      recent = []
+    if (step + 1) % 100 == 0 or step + 1 == phase.steps:
       print(
-          f'step {step + 1}/{settings.steps}  response cross-entropy'
-          f' {curve[-1]:.4f}  {time.monotonic() - start:.0f} s',
+          f'{name} {step + 1}/{phase.steps}  response cross-entropy'
+          f' {np.mean(jax.device_get(recent)):.4f} '
+          f' {time.monotonic() - start:.0f} s',
           flush=True,
       )
-  return params, curve
-
-
-def _lessons(
-    model: qwen2.Qwen2, buckets: Sequence[Tokens], settings: Settings
-) -> Iterator[tuple[list[float], list[tuple[np.ndarray, np.ndarray]]]]:
-  """(prompt weights, batches) of each update.
-
-  Drill alone, then drill beside demonstrations, so that what it taught is not
-  lost again before they make use of it, then demonstrations alone.
-  """
-  vocab = model.config.vocab_size
-  alone = drill(settings.rows, vocab, settings.seed)
-  beside = drill(settings.rows // 4, vocab, settings.seed + 1)
-  demonstrated = batches(buckets, settings.rows, settings.seed)
-  for step in range(settings.steps):
-    if step < settings.drill_steps:
-      yield [0.0], [next(alone)]
-    elif step < settings.drill_steps + settings.mixed_steps:
-      yield [settings.prompt_weight, 0.0], [next(demonstrated), next(beside)]
-    else:
-      yield [settings.prompt_weight], [next(demonstrated)]
+      recent = []
+  return params
 
 
 def make(
@@ -303,7 +248,7 @@ def make(
         configs.CONFIGS['tiny'], vocab_size=tokenizer.size
     )
     model = qwen2.Qwen2(shapes, remat=False)
-    params, _ = train(model, tokenize(examples, tokenizer), settings)
+    params = train(model, tiny_lessons.tokenize(examples, tokenizer), settings)
     hf.save_folder(out, model.config, params, files)
 
 
@@ -312,7 +257,7 @@ def main(argv: Sequence[str]) -> None:
   recipe = demonstrations.Recipe(games=_GAMES.value)
   examples = demonstrations.collect(recipe, _WORKERS.value)
   print(f'{len(examples)} examples of {recipe.games} games', flush=True)
-  make(pathlib.Path(_OUT.value), examples, Settings(steps=_STEPS.value))
+  make(pathlib.Path(_OUT.value), examples, Settings())
 
 
 if __name__ == '__main__':

@@ -12,10 +12,12 @@ import pytest
 from hgpo_jax import assets
 from hgpo_jax import config
 from hgpo_jax.assets import demonstrations
+from hgpo_jax.assets import tiny_lessons
 from hgpo_jax.assets import tiny_tokenizer
 from hgpo_jax.assets import train_tiny
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.models import configs
 from hgpo_jax.models import hf
 from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import metrics
@@ -31,24 +33,53 @@ def examples():
 
 
 def test_training_learns_and_writes_a_folder(tmp_path, examples, capsys):
-  settings = train_tiny.Settings(steps=40, rows=8)
+  phase = train_tiny.Phase(30, 3e-3, 0.02, 1.0)
+  settings = train_tiny.Settings(copying=phase, imitating=phase, rows=8)
   train_tiny.make(tmp_path / 'policy', examples, settings)
   shapes = hf.read_config(tmp_path / 'policy')
   params = hf.load_params(tmp_path / 'policy', shapes)
   tokenizer = tokenizer_lib.ChatTokenizer(tmp_path / 'policy')
-  tokens = train_tiny.tokenize(examples, tokenizer)[0]
+  tokens = tiny_lessons.tokenize(examples, tokenizer)[0]
   model = qwen2.Qwen2(shapes, remat=False)
   _, response = train_tiny.loss_fn(
       params, model, 0.0, tokens.ids_BT[:8], tokens.ends_B2[:8]
   )
   assert response < 0.8 * np.log(shapes.vocab_size)
-  assert 'step 40/40' in capsys.readouterr().out
+  assert 'imitating 30/30' in capsys.readouterr().out
+
+
+def test_one_head_starts_out_looking_at_the_previous_token():
+  shapes = configs.CONFIGS['tiny']
+  model = qwen2.Qwen2(shapes, remat=False)
+  params = train_tiny.initial_params(model, jax.random.key(0))
+  attention = params['layers']['attention']
+  query, key = (
+      np.asarray(attention[name]['bias'])[0, : shapes.head_dim] for name in 'qk'
+  )
+  angle = shapes.rope_theta ** -(
+      np.arange(0, shapes.head_dim, 2) / shapes.head_dim
+  )
+
+  def turned(x, position):
+    low, high = np.split(x, 2)
+    cos, sin = np.cos(position * angle), np.sin(position * angle)
+    return np.concatenate([low * cos - high * sin, high * cos + low * sin])
+
+  scores = [turned(query, 60) @ turned(key, 60 - lag) for lag in range(60)]
+  assert int(np.argmax(scores)) == 1
+
+
+def test_drill_repeats_with_each_row_s_own_period():
+  ids_BT, ends_B2 = next(tiny_lessons.drill(4, 100, 0))
+  for row, (first, end) in zip(ids_BT, ends_B2):
+    period = first - 1
+    np.testing.assert_array_equal(row[period:end], row[: end - period])
 
 
 def test_only_response_tokens_count_as_response(examples):
   tokenizer = tokenizer_lib.ChatTokenizer(FOLDER)
   tokens = next(
-      t for t in train_tiny.tokenize(examples, tokenizer) if len(t.ids_BT)
+      t for t in tiny_lessons.tokenize(examples, tokenizer) if len(t.ids_BT)
   )
   prompt, end = tokens.ends_B2[0]
   text = tokenizer.decode(tokens.ids_BT[0, prompt:end], skip_special=False)
