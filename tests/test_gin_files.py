@@ -139,11 +139,17 @@ def test_published_settings(algorithm, official_folder, no_weights, one_device):
     assert spec.estimator.gamma == 0.95
 
 
-def test_a_run_needs_what_cannot_be_packaged():
-  for name in RUNS:
-    if name.startswith('alfworld'):
-      with pytest.raises(config.ConfigError, match='OfficialGames.*folder'):
-        config.load([f'runs/{name}'], [], root=spec_lib.Experiment)
+@pytest.mark.parametrize('name', [n for n in RUNS if 'alfworld' in n])
+def test_a_published_run_asks_for_its_folders(name):
+  given = {
+      'PolicySource.folder': "PolicySource.folder = '/models/x'",
+      'OfficialGames.folder': "OfficialGames.folder = '/data/x'",
+  }
+  for missing in given:
+    bindings = [line for knob, line in given.items() if knob != missing]
+    with pytest.raises(config.ConfigError) as refused:
+      config.load([f'runs/{name}'], bindings, root=spec_lib.Experiment)
+    assert all(word in str(refused.value) for word in missing.split('.'))
 
 
 @pytest.mark.parametrize(
