@@ -35,10 +35,10 @@ class Habits:
   """
 
   aimless: float = 0.08
-  fetch: float = 0.8
+  fetch: float = 0.92
   put: float = 0.45
-  plan: float = 0.2
-  revisit: float = 0.3
+  plan: float = 0.4
+  revisit: float = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
