@@ -32,12 +32,7 @@ from hgpo_jax.models import hf
 from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import tokenizer as tokenizer_lib
 
-_OUT = flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
-_WORKERS = flags.DEFINE_integer('workers', 2, 'Processes that demonstrate.')
-_GAMES = flags.DEFINE_integer('games', 2400, 'Training games to demonstrate.')
-
 VOCAB_SIZE = 1024
-
 
 # The previous-token head: rotary pairs that turn fast, and their bias.
 _FAST_PAIRS = 6
@@ -254,12 +249,18 @@ def make(
 
 def main(argv: Sequence[str]) -> None:
   del argv
-  recipe = demonstrations.Recipe(games=_GAMES.value)
-  examples = demonstrations.collect(recipe, _WORKERS.value)
+  recipe = demonstrations.Recipe(games=flags.FLAGS.games)
+  examples = demonstrations.collect(recipe, flags.FLAGS.workers)
   print(f'{len(examples)} examples of {recipe.games} games', flush=True)
-  make(pathlib.Path(_OUT.value), examples, Settings())
+  make(pathlib.Path(flags.FLAGS.out), examples, Settings())
 
 
 if __name__ == '__main__':
+  # Here, so that importing this module claims no flag names.
+  flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
+  flags.DEFINE_integer('workers', 2, 'Processes that demonstrate.')
+  flags.DEFINE_integer(
+      'games', demonstrations.Recipe().games, 'Games to demonstrate.'
+  )
   flags.mark_flag_as_required('out')
   app.run(main)
