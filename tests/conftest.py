@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import tempfile
 
 # Set before jax is imported, and inherited by the processes of tests.
@@ -17,3 +18,8 @@ _cache = pathlib.Path(tempfile.gettempdir()) / f'hgpo_jax_{os.getuid()}_xla'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.5')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+
+# A shell ignores Ctrl-C for what it starts in the background, and children
+# inherit that; tests of Ctrl-C need it as it is in the foreground.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
