@@ -25,18 +25,6 @@ from scipy import special
 from hgpo_jax.experiment import evaluate
 from hgpo_jax.io import metrics
 
-_OUT = flags.DEFINE_string(
-    'out', 'runs/quickstart-seeds', 'Folder that holds a run folder a seed.'
-)
-_SEEDS = flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds, by commas.')
-_GIN_FILE = flags.DEFINE_string(
-    'gin_file', 'runs/quickstart.gin', 'What to train.'
-)
-_GIN_BINDINGS = flags.DEFINE_multi_string(
-    'gin_bindings', [], 'Bindings for every seed; repeatable.'
-)
-
-
 @dataclasses.dataclass(frozen=True)
 class Run:
   """What a finished run measured.
@@ -172,7 +160,7 @@ def _train(run_dir: pathlib.Path, bindings: Sequence[str]) -> None:
       sys.executable,
       '-m',
       'hgpo_jax.train',
-      f'--gin_file={_GIN_FILE.value}',
+      f'--gin_file={flags.FLAGS.gin_file}',
       *flag_bindings,
       f'--run_dir={run_dir}',
   ]
@@ -188,9 +176,9 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   runs = []
-  for seed in map(int, _SEEDS.value):
-    run_dir = pathlib.Path(_OUT.value) / f'seed{seed}'
-    bindings = [*_GIN_BINDINGS.value, f'Experiment.seed = {seed}']
+  for seed in map(int, flags.FLAGS.seeds):
+    run_dir = pathlib.Path(flags.FLAGS.out) / f'seed{seed}'
+    bindings = [*flags.FLAGS.gin_bindings, f'Experiment.seed = {seed}']
     _train(run_dir, bindings)
     runs.append(read(run_dir, seed))
     print(f'{run_dir}: {where(run_dir)}', flush=True)
@@ -201,5 +189,18 @@ def main(argv: Sequence[str]) -> None:
   )
 
 
+def define_flags() -> None:
+  """Not at import: the training's own flags have some of these names."""
+  flags.DEFINE_string(
+      'out', 'runs/quickstart-seeds', 'Folder that holds a run folder a seed.'
+  )
+  flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds, by commas.')
+  flags.DEFINE_string('gin_file', 'runs/quickstart.gin', 'What to train.')
+  flags.DEFINE_multi_string(
+      'gin_bindings', [], 'Bindings for every seed; repeatable.'
+  )
+
+
 if __name__ == '__main__':
+  define_flags()
   app.run(main)
