@@ -119,7 +119,10 @@ def save_folder(
   )
   try:
     _write_files(partial, config, params, source_folder, dtype, max_shard_bytes)
-    partial.chmod(0o755)  # A temporary folder is private to its owner.
+    # The temporary folder and safetensors' files are private to their owner.
+    partial.chmod(0o755)
+    for path in partial.iterdir():
+      path.chmod(0o644)
     partial.rename(folder)
   except BaseException:
     shutil.rmtree(partial, ignore_errors=True)

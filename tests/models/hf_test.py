@@ -247,3 +247,10 @@ def test_a_folder_appears_complete_or_not_at_all(tmp_path, monkeypatch):
   wider = dataclasses.replace(config, vocab_size=128)
   with pytest.raises(ValueError, match=r"'embedding'\] has shape \(96, 32\)"):
     hf.save_folder(tmp_path / 'other', wider, params)
+
+
+def test_others_can_read_a_saved_folder(tmp_path):
+  source = _GOLDEN / 'tied'
+  hf.save_folder(tmp_path / 'out', hf.read_config(source), _load(source))
+  for path in (tmp_path / 'out', *(tmp_path / 'out').iterdir()):
+    assert path.stat().st_mode & 0o044 == 0o044, path
