@@ -12,6 +12,7 @@ import random
 
 from hgpo_jax import config
 from hgpo_jax.envs import household_rooms as rooms
+from hgpo_jax.envs import textworld_game
 
 KINDS = rooms.KINDS
 
@@ -144,24 +145,6 @@ def _thor_id(kind: str, rng: random.Random, taken: set[str]) -> str:
       return name
 
 
-def _display_names(pddl_ids: list[str]) -> dict[str, str]:
-  """The names that TextWorld's ALFRED demangler gives, e.g. 'cabinet 3'.
-
-  Ids are sorted in lower case and numbers handed out from the highest.
-  """
-  by_type: dict[str, list[str]] = {}
-  for pddl in sorted(pddl_ids, key=str.lower):
-    stem = pddl.lower().split('_bar_', 1)[0]
-    if 'basin' in pddl.lower():
-      stem += 'basin'
-    by_type.setdefault(stem, []).append(pddl)
-  return {
-      pddl: f'{stem} {len(ids) - i}'
-      for stem, ids in by_type.items()
-      for i, pddl in enumerate(ids)
-  }
-
-
 def _choose_receptacle_types(
     room: str, goal: Goal, layout: Layout, rng: random.Random
 ) -> list[str]:
@@ -290,7 +273,9 @@ def _named(
     items: list[Item],
 ) -> Game:
   """The game, with the names that players see."""
-  names = _display_names([x.pddl for x in (*receptacles, *items)])
+  names = textworld_game.display_names(
+      [x.pddl for x in (*receptacles, *items)]
+  )
   named = {
       r.pddl: dataclasses.replace(r, name=names[r.pddl]) for r in receptacles
   }

@@ -17,23 +17,6 @@ from typing import Any
 from hgpo_jax.envs import textworld_game
 
 
-def _demangled(names: list[str]) -> dict[str, str]:
-  """PDDL ids -> names such as 'cabinet 3', as alfworld's Demangler does."""
-  by_stem: dict[str, list[str]] = {}
-  result = {}
-  for name in sorted(names):
-    stem, bar, _ = name.partition('_bar_')
-    if not bar:
-      result[name] = f'{name} '
-      continue
-    stem += 'basin' if 'basin' in name else ''
-    by_stem.setdefault(stem, []).append(name)
-  for stem, ids in by_stem.items():
-    for i, name in enumerate(ids):
-      result[name] = f'{stem} {len(ids) - i}'
-  return result
-
-
 def _empty_state(game_logic: Any) -> Any:
   """A PddlState with no facts.
 
@@ -124,7 +107,7 @@ class Engine:
         for fact in self._state.facts
         for v in fact.arguments
     }
-    names = _demangled(list(entities))
+    names = textworld_game.display_names(list(entities))
     for name, info in entities.items():
       info.name = names[name]
       info.definite, info.indefinite = 'the', 'a'

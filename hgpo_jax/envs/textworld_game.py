@@ -8,7 +8,7 @@ remembered, and contexts are copied as deep as they are written to.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import copy
 import dataclasses
 import functools
@@ -196,3 +196,24 @@ def compile_game(data: Mapping[str, Any]) -> CompiledGame:
       entities={},
       commands={},
   )
+
+
+def display_names(pddl_ids: Sequence[str]) -> dict[str, str]:
+  """PDDL ids -> names such as 'cabinet 3', as alfworld's Demangler gives them.
+
+  Ids are sorted in lower case and numbers handed out from the highest. An id
+  without a place ('agent1') keeps its name, with the Demangler's space.
+  """
+  by_stem: dict[str, list[str]] = {}
+  result = {}
+  for pddl in sorted(pddl_ids, key=str.lower):
+    stem, bar, _ = pddl.lower().partition('_bar_')
+    if not bar:
+      result[pddl] = f'{stem} '
+      continue
+    stem += 'basin' if 'basin' in pddl.lower() else ''
+    by_stem.setdefault(stem, []).append(pddl)
+  for stem, ids in by_stem.items():
+    for i, pddl in enumerate(ids):
+      result[pddl] = f'{stem} {len(ids) - i}'
+  return result
