@@ -201,7 +201,7 @@ def _check_total(golden: _Case, name: str) -> None:
       golden.advantage,
       golden.mask,
       golden.weight_B,
-      loss.denominators(golden.mask, golden.weight_B, golden.advantage),
+      loss.denominators(golden.mask, golden.weight_B),
   )
   golden.compare(name, got, golden.expected[name])
 

@@ -11,6 +11,8 @@ from hgpo_jax import config
 from hgpo_jax import types
 from hgpo_jax.batch import pack
 
+_NO_SIGNAL = ('keep', 'drop')
+
 
 @config.configurable
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,10 @@ class Minibatches:
     shuffle: whether each epoch takes the steps in a new order.
     length_buckets: lengths T that rows are padded to; each is one compilation.
     response_buckets: the same for the number R of response tokens.
+    no_signal: what becomes of steps whose advantage is exactly 0, such as
+      those of groups with equal outcomes. 'keep': entropy and KL still act on
+      them, as in the canonical objective. 'drop': they are left out before
+      anything is computed, as if never sampled.
   """
 
   minibatch_steps: int = 256
@@ -33,6 +39,7 @@ class Minibatches:
   shuffle: bool = True
   length_buckets: tuple[int, ...] = (1024, 1536, 2048, 2560)
   response_buckets: tuple[int, ...] = (512,)
+  no_signal: str = 'keep'
 
   def check(
       self, data_parallel: int, max_prompt_tokens: int, max_new_tokens: int
@@ -43,6 +50,11 @@ class Minibatches:
         raise ValueError(
             f'Minibatches.{knob}={getattr(self, knob)}; expected at least 1.'
         )
+    if self.no_signal not in _NO_SIGNAL:
+      raise ValueError(
+          f'Minibatches.no_signal={self.no_signal!r}; expected one of'
+          f' {_NO_SIGNAL}.'
+      )
     rows = self.micro_batch_rows(data_parallel)
     if self.minibatch_steps % rows:
       raise ValueError(
@@ -63,6 +75,12 @@ class Minibatches:
   def micro_batch_rows(self, data_parallel: int) -> int:
     """Rows of one forward and backward pass over the whole mesh."""
     return self.micro_batch_steps * data_parallel
+
+  def trained(self, advantage_N: np.ndarray) -> np.ndarray:
+    """Indices of the steps that are trained on."""
+    if self.no_signal == 'keep':
+      return np.arange(len(advantage_N))
+    return np.flatnonzero(advantage_N)
 
   def count(self, steps: int) -> int:
     """Number of minibatches that `steps` make in one epoch."""
@@ -92,23 +110,23 @@ def split(
     seed: int,
     iteration: int,
     epoch: int,
-    rows_multiple: int = 1,
-) -> Iterator[types.PolicyBatch]:
-  """Yields the minibatches of one epoch; every real row is in exactly one.
+    rows: int,
+) -> Iterator[list[types.PolicyBatch]]:
+  """Yields the minibatches of one epoch, each as its micro-batches.
 
-  The rows are dealt out evenly, so that no update rests on a short rest. Each
-  minibatch has `spec.minibatch_steps` rows rounded up to `rows_multiple`; the
-  free ones are of weight 0 and come last. Its T and R are the first buckets
-  that hold its longest row. The order is a pure function of (seed, iteration,
-  epoch).
+  Every real row is in exactly one. The rows are dealt out evenly, so that no
+  update rests on a short rest, in an order that is a pure function of (seed,
+  iteration, epoch). A micro-batch has `rows` rows of similar length.
   """
   rows_N = np.flatnonzero(batch.rollout.row_weight_B > 0)
   if spec.shuffle:
     key = np.random.SeedSequence([seed, iteration, epoch])
     rows_N = np.random.default_rng(key).permutation(rows_N)
-  size = -(-spec.minibatch_steps // rows_multiple) * rows_multiple
   for part in np.array_split(rows_N, spec.count(len(rows_N))):
-    yield take(batch, part, size, spec)
+    yield [
+        take(batch, some, rows, spec)
+        for some in _by_length(batch.rollout, part, rows)
+    ]
 
 
 def by_length(
@@ -116,21 +134,34 @@ def by_length(
 ) -> Iterator[tuple[np.ndarray, types.RolloutBatch]]:
   """Yields (row indices, those rows): `rows` rows of similar length at a time.
 
-  For passes whose order does not matter, such as scoring: short rows are not
-  padded to the longest. A last short part is filled with rows of weight 0.
+  For passes over all rows whose order does not matter, such as scoring.
   """
   real_N = np.flatnonzero(batch.row_weight_B > 0)
-  lengths_N = (batch.segment_ids_BT[real_N] > 0).sum(axis=1)
-  order_N = real_N[np.argsort(-lengths_N, kind='stable')]
-  for start in range(0, len(order_N), rows):
-    part = order_N[start : start + rows]
+  for part in _by_length(batch, real_N, rows):
     yield part, _take_rollout(batch, part, rows, spec)
+
+
+def _by_length(
+    batch: types.RolloutBatch, rows_N: np.ndarray, rows: int
+) -> Iterator[np.ndarray]:
+  """Cuts rows into parts of `rows`, the last maybe fewer, longest first.
+
+  So short rows are not padded to the longest, and too little memory shows in
+  the first part.
+  """
+  lengths_N = (batch.segment_ids_BT[rows_N] > 0).sum(axis=1)
+  order_N = rows_N[np.argsort(-lengths_N, kind='stable')]
+  for start in range(0, len(order_N), rows):
+    yield order_N[start : start + rows]
 
 
 def take(
     batch: types.PolicyBatch, rows: np.ndarray, size: int, spec: Minibatches
 ) -> types.PolicyBatch:
-  """The given rows, filled up to `size`, in the smallest T and R buckets."""
+  """The given rows, then rows of weight 0 up to `size`.
+
+  T and R are the first buckets that hold the longest of them.
+  """
   rollout = _take_rollout(batch.rollout, rows, size, spec)
   response = rollout.target_BR.shape[1]
   cut = lambda x: None if x is None else _rows(x, rows, size, response)

@@ -43,14 +43,12 @@ def pad_steps(
     *,
     length_buckets: Sequence[int],
     response_buckets: Sequence[int],
-    rows_multiple: int = 1,
 ) -> types.RolloutBatch:
   """One row a step: prompt, response, padding; masks come from lengths.
 
   T is the first of `length_buckets` that holds the longest prompt with its
   response, R the first of `response_buckets` that holds the longest response.
-  Row i is `steps[i]`; rows of weight 0 follow up to a multiple of
-  `rows_multiple`. Nothing is cut: a step that does not fit is refused.
+  Row i is `steps[i]`. Nothing is cut: a step that does not fit is refused.
 
   Raises:
     ValueError: no steps, an empty prompt or response, log-probs that are not
@@ -71,8 +69,7 @@ def pad_steps(
       response_buckets,
       max(len(step.response_ids) for step in steps),
   )
-  rows = -(-len(steps) // rows_multiple) * rows_multiple
-  batch = _empty(rows, length, response)
+  batch = _empty(len(steps), length, response)
   for row, step in enumerate(steps):
     _fill(batch, row, step)
   return read_only(batch)

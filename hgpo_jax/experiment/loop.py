@@ -177,6 +177,36 @@ def _learn(
   _refuse_all_aborted(trajectories)
   inputs, steps = advantage_inputs.build(trajectories)
   advantage_N, advantage_metrics = spec.estimator(inputs)
+  trained_N = spec.minibatches.trained(advantage_N)
+  state, update_metrics = _update(
+      spec,
+      player,
+      learner,
+      state,
+      [steps[i] for i in trained_N],
+      advantage_N[trained_N],
+      iteration,
+  )
+  return state, {
+      **advantage_inputs.counts(trajectories),
+      **advantage_metrics,
+      **update_metrics,
+      'batch/trained_steps': float(len(trained_N)),
+  }
+
+
+def _update(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    steps: Sequence[types.Step],
+    advantage_N: np.ndarray,
+    iteration: int,
+) -> tuple[train_state.TrainState, types.Metrics]:
+  """Log-probs and updates; no step, no update."""
+  if not steps:
+    return state, {'update/count': 0.0}
   rollout, old_BR, reference_BR = _score(spec, player, learner, state, steps)
   batch = minibatch.policy_batch(rollout, advantage_N, old_BR, reference_BR)
   seen = []
@@ -187,13 +217,11 @@ def _learn(
         seed=spec.seed,
         iteration=iteration,
         epoch=epoch,
-        rows_multiple=_pass_rows(spec, player),
+        rows=_pass_rows(spec, player),
     ):
       state, metrics = learner.update(state, part)
       seen.append(metrics)
   return state, {
-      **advantage_inputs.counts(trajectories),
-      **advantage_metrics,
       **scorer_lib.logprob_gap(rollout, old_BR),
       **_mean(jax.device_get(seen)),
       'update/count': float(len(seen)),
@@ -213,7 +241,6 @@ def _score(
       steps,
       length_buckets=spec.minibatches.length_buckets,
       response_buckets=spec.minibatches.response_buckets,
-      rows_multiple=rows,
   )
 
   def score(params):

@@ -95,17 +95,15 @@ def open_player(spec: spec_lib.Experiment) -> Iterator[Player]:
 def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
   """Loads the policy's weights and makes the training functions."""
   model, mesh = player.model, player.mesh
-  shares = sharding.ways(mesh, 'batch')
   logging.info('loading weights from %s', spec.policy.path)
   with starting():
     weights = spec.policy.load(model)
   start = player.put(weights)
-  update = update_lib.make_update(
+  update = update_lib.Update(
       model,
       spec.optimizer,
       spec.loss,
       temperature=spec.temperature,
-      micro_batch_rows=spec.minibatches.micro_batch_rows(shares),
       mesh=mesh,
   )
   state = train_state.create(start, spec.optimizer.make())

@@ -63,10 +63,9 @@ class Scorer:
       self, params: base.Params, rollout: types.RolloutBatch
   ) -> tuple[jax.Array, jax.Array]:
     """(log-probs, entropies), [B, R] on the device, in one pass."""
-    rows = rollout.row_weight_B.shape[0]
-    stacked = arrays.put_micro_batches(rollout, rows, self._mesh)
+    placed = arrays.put(rollout, self._mesh)
     with mesh_context(self._mesh):
-      return self._score(params, jax.tree.map(lambda x: x[0], stacked))
+      return self._score(params, placed)
 
   def score_parts(
       self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+import functools
+import operator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,58 +21,115 @@ from hgpo_jax.losses import ppo
 from hgpo_jax.models import base
 
 Metrics = dict[str, jax.Array]
-Update = Callable[
-    [train_state.TrainState, types.PolicyBatch],
-    tuple[train_state.TrainState, Metrics],
-]
 
 
-def make_update(
-    model: base.LanguageModel,
-    optimizer: optimizer_lib.AdamW,
-    loss: ppo.PPOLoss,
-    *,
-    temperature: float,
-    micro_batch_rows: int,
-    mesh: jax.sharding.Mesh | None = None,
-) -> Update:
-  """Returns update(state, minibatch) -> (state, metrics); eats its state.
+class Update:
+  """update(state, minibatch) -> (state, metrics); eats its state.
 
-  Gradients and metrics of micro-batches of `micro_batch_rows` rows (over the
-  whole mesh) are added up in float32; each is divided by what the whole
-  minibatch counts, so neither depends on how it is cut. Trailing micro-batches
-  of padding alone are not run. A gradient that is not finite changes nothing
-  but the count of skipped updates. Metrics stay on the device.
+  A minibatch is a sequence of micro-batches, which may differ in T and R: each
+  shape is one compilation. Their gradients and metrics are added up in
+  float32, each divided by what the whole minibatch counts, so that how it is
+  cut changes nothing. A gradient that is not finite changes nothing but the
+  count of skipped updates. Metrics stay on the device.
+
+  Args:
+    model: functions of the policy.
+    optimizer: from gradients to changes.
+    loss: the objective.
+    temperature: that responses were sampled at.
+    mesh: where everything lies; None for one device.
+
+  Raises:
+    ValueError: the temperature is not above 0.
   """
-  if temperature <= 0:
-    raise ValueError(
-        f'training temperature is {temperature}; expected above 0: the ratio '
-        'is taken between distributions that tokens were sampled from.'
-    )
-  transform = optimizer.make()
 
-  def step(state, micro_batches):
-    grads, metrics = _accumulate(
-        model, loss, temperature, state.params, micro_batches
-    )
-    return _apply(optimizer, transform, state, grads, metrics)
-
-  jitted: dict[Any, Callable[..., Any]] = {}
-
-  def update(state, minibatch):
-    stacked = arrays.put_micro_batches(minibatch, micro_batch_rows, mesh)
-    # Pinned, since propagation may choose other shardings for the new state.
-    where = jax.tree.map(lambda x: x.sharding, state)
-    key = tuple(jax.tree.leaves(where))
-    if key not in jitted:
-      jitted[key] = jax.jit(
-          step, donate_argnums=0, out_shardings=(where, None)
+  def __init__(
+      self,
+      model: base.LanguageModel,
+      optimizer: optimizer_lib.AdamW,
+      loss: ppo.PPOLoss,
+      *,
+      temperature: float,
+      mesh: jax.sharding.Mesh | None = None,
+  ):
+    if temperature <= 0:
+      raise ValueError(
+          f'training temperature is {temperature}; expected above 0: the ratio'
+          ' is taken between distributions that tokens were sampled from.'
       )
-    with scorer.mesh_context(mesh):
-      return jitted[key](state, stacked)
+    share = functools.partial(micro_batch_loss, model, loss, temperature)
+    self._gradient = jax.grad(share, has_aux=True)
+    self._optimizer = optimizer
+    self._loss = loss
+    self._mesh = mesh
+    self._programs: _Programs | None = None
 
-  update.compilations = lambda: sum(f._cache_size() for f in jitted.values())
-  return update
+  @property
+  def compilations(self) -> int:
+    """How many shapes of micro-batches were compiled for so far."""
+    return self._programs.add._cache_size() if self._programs else 0
+
+  def __call__(
+      self,
+      state: train_state.TrainState,
+      minibatch: Sequence[types.PolicyBatch],
+  ) -> tuple[train_state.TrainState, Metrics]:
+    denominators = functools.reduce(
+        operator.add,
+        (
+            self._loss.denominators(
+                part.rollout.action_mask_BR, part.rollout.row_weight_B
+            )
+            for part in minibatch
+        ),
+    )
+    with scorer.mesh_context(self._mesh):
+      sums = None
+      for part in minibatch:
+        batch = arrays.put(part, self._mesh)
+        if self._programs is None:
+          self._programs = self._compile(state, batch, denominators)
+        if sums is None:
+          sums = self._programs.zeros()
+        sums = self._programs.add(state.params, sums, batch, denominators)
+      return self._programs.apply(state, *sums)
+
+  def _compile(
+      self,
+      state: train_state.TrainState,
+      batch: types.PolicyBatch,
+      denominators: aggregate.Denominators,
+  ) -> _Programs:
+    """The programs for states that lie on the devices as this one does."""
+    shapes = jax.eval_shape(self._gradient, state.params, batch, denominators)
+    transform = self._optimizer.make()
+
+    def zeros():
+      return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
+
+    def add(params, sums, batch, denominators):
+      more = self._gradient(params, batch, denominators)
+      return jax.tree.map(jnp.add, sums, more)
+
+    def apply(state, grads, metrics):
+      return _apply(self._optimizer, transform, state, grads, metrics)
+
+    # Pinned, since propagation may choose other shardings than the state's.
+    where = jax.tree.map(lambda x: x.sharding, state)
+    sums = (where.params, None)
+    return _Programs(
+        jax.jit(zeros, out_shardings=sums),
+        jax.jit(add, out_shardings=sums, donate_argnums=1),
+        jax.jit(apply, out_shardings=(where, None), donate_argnums=0),
+    )
+
+
+class _Programs(NamedTuple):
+  """The jitted parts of an update; sums are (gradient, metrics)."""
+
+  zeros: Callable[..., Any]
+  add: Callable[..., Any]
+  apply: Callable[..., Any]
 
 
 def micro_batch_loss(
@@ -95,42 +154,6 @@ def micro_batch_loss(
       batch.rollout.row_weight_B,
       denominators,
   )
-
-
-def _accumulate(
-    model: base.LanguageModel,
-    loss: ppo.PPOLoss,
-    temperature: float,
-    params: base.Params,
-    micro_batches: types.PolicyBatch,
-) -> tuple[base.Params, Metrics]:
-  """Sums gradients and metrics over micro-batches, arrays [M, B, ...]."""
-  rollout = micro_batches.rollout
-  merge = lambda x: x.reshape(-1, *x.shape[2:])
-  denominators = loss.denominators(
-      merge(rollout.action_mask_BR),
-      merge(rollout.row_weight_B),
-      merge(micro_batches.advantage_BR),
-  )
-
-  def share(params, batch):
-    return micro_batch_loss(
-        model, loss, temperature, params, batch, denominators
-    )
-
-  gradient = jax.grad(share, has_aux=True)
-  first = jax.tree.map(lambda x: x[0], micro_batches)
-  shapes = jax.eval_shape(gradient, params, first)
-  zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-
-  def body(index, sums):
-    batch = jax.tree.map(lambda x: x[index], micro_batches)
-    return jax.tree.map(jnp.add, sums, gradient(params, batch))
-
-  # A bound that is data, not shape: one compilation serves any number of rows.
-  live_M = jnp.any(rollout.row_weight_B > 0, axis=1)
-  live = jnp.max(jnp.where(live_M, jnp.arange(live_M.shape[0]) + 1, 0))
-  return jax.lax.fori_loop(0, live, body, zeros)
 
 
 def _apply(

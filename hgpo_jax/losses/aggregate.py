@@ -39,11 +39,17 @@ class Denominators:
   rows: jax.Array
   length: jax.Array
 
+  def __add__(self, other: Denominators) -> Denominators:
+    """Of two parts of a minibatch together."""
+    return Denominators(
+        self.tokens + other.tokens, self.rows + other.rows, self.length
+    )
+
 
 def count(
     mask_BR: jax.Array, row_weight_B: jax.Array, length: int = 1
 ) -> Denominators:
-  """Counts a whole minibatch. Zero-weight rows add nothing."""
+  """Counts a minibatch. Zero-weight rows add nothing."""
   weight_BR = mask_BR * row_weight_B[:, None]
   return Denominators(
       tokens=jnp.sum(weight_BR, dtype=jnp.float32),

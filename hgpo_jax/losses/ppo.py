@@ -6,7 +6,6 @@ import dataclasses
 import math
 
 import jax
-import jax.numpy as jnp
 
 from hgpo_jax import config
 from hgpo_jax.losses import aggregate
@@ -14,7 +13,6 @@ from hgpo_jax.losses import kl
 from hgpo_jax.losses import policy
 
 _RATIOS = ('token', 'sequence')
-_NO_SIGNAL = ('keep', 'drop')
 
 
 @config.configurable
@@ -38,10 +36,6 @@ class PPOLoss:
     norm_length: tokens that 'seq-mean-token-sum-norm' divides by, such as
       the limit on new tokens; 0 with the other aggregations.
     ratio: 'token', or 'sequence' for GSPO.
-    no_signal: what becomes of tokens whose advantage is exactly 0, such as
-      those of groups with equal outcomes. 'keep': entropy and KL still act
-      on them, as in the canonical objective. 'drop': they leave the loss and
-      its denominators, as if never sampled.
   """
 
   clip_low: float = 0.2
@@ -53,7 +47,6 @@ class PPOLoss:
   aggregation: str = aggregate.TOKEN_MEAN
   norm_length: int = 0
   ratio: str = 'token'
-  no_signal: str = 'keep'
 
   def __post_init__(self):
     for name in ('clip_low', 'clip_high', 'entropy_coef', 'kl_coef'):
@@ -66,7 +59,6 @@ class PPOLoss:
         ('kl_kind', kl.KINDS),
         ('aggregation', aggregate.MODES),
         ('ratio', _RATIOS),
-        ('no_signal', _NO_SIGNAL),
     ):
       if getattr(self, name) not in choices:
         raise ValueError(
@@ -104,13 +96,9 @@ class PPOLoss:
       )
 
   def denominators(
-      self,
-      mask_BR: jax.Array,
-      row_weight_B: jax.Array,
-      advantage_BR: jax.Array,
+      self, mask_BR: jax.Array, row_weight_B: jax.Array
   ) -> aggregate.Denominators:
-    """Counts a whole minibatch, once, before it is split."""
-    mask_BR, row_weight_B = self._scored(mask_BR, row_weight_B, advantage_BR)
+    """Counts a minibatch, or a part of it; the counts of parts add up."""
     return aggregate.count(mask_BR, row_weight_B, max(self.norm_length, 1))
 
   def __call__(
@@ -142,7 +130,6 @@ class PPOLoss:
           ' log-probs: give the learner a reference policy, or set'
           ' PPOLoss.kl_coef = 0.0'
       )
-    mask_BR, row_weight_B = self._scored(mask_BR, row_weight_B, advantage_BR)
     share = (mask_BR, row_weight_B, denominators)
     log_ratio_BR = policy.token_log_ratio(
         logprobs_BR, old_logprobs_BR, mask_BR
@@ -186,13 +173,3 @@ class PPOLoss:
         self.clip_high,
         self.dual_clip,
     )
-
-  def _scored(
-      self, mask_BR: jax.Array, row_weight_B: jax.Array, advantage_BR: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """The tokens and rows in the loss; those without signal may be dropped."""
-    mask_BR = mask_BR.astype(bool)
-    if self.no_signal == 'drop':
-      mask_BR &= advantage_BR != 0.0
-      row_weight_B = row_weight_B * jnp.any(mask_BR, 1)
-    return mask_BR, row_weight_B

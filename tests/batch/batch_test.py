@@ -62,15 +62,14 @@ def _pack(steps, **kwargs):
 
 
 def test_rows_hold_prompt_response_and_padding():
-  batch = _pack([_step(prompt=3, response=2)], rows_multiple=2)
+  batch = _pack([_step(prompt=3, response=2)])
   row = lambda name: getattr(batch, name)[0].tolist()
   assert row('segment_ids_BT') == [1, 1, 1, 1, 1, 0, 0, 0]
   assert row('positions_BT') == [0, 1, 2, 3, 4, 0, 0, 0]
   assert row('target_BR') == [3, 4, 0, 0]
   assert row('action_mask_BR') == [True, True, False, False]
   assert row('sampler_logprobs_BR') == [-1.5, -1.5, 0, 0]
-  assert batch.row_weight_B.tolist() == [1, 0]
-  assert not batch.segment_ids_BT[1].any() and not batch.action_mask_BR[1].any()
+  assert batch.row_weight_B.tolist() == [1]
 
 
 def test_lengths_choose_the_bucket_and_arrays_are_read_only():
@@ -149,7 +148,7 @@ def _batch(count: int) -> types.PolicyBatch:
   steps = [
       _step(i, prompt=int(p), response=int(r)) for i, (p, r) in enumerate(sizes)
   ]
-  rollout = _pack(steps, rows_multiple=4)
+  rollout = _pack(steps)
   advantage_N = np.arange(1, count + 1, dtype=np.float32)
   return minibatch.policy_batch(
       rollout, advantage_N, np.zeros(rollout.target_BR.shape, np.float32)
@@ -157,40 +156,67 @@ def _batch(count: int) -> types.PolicyBatch:
 
 
 def _split(batch, spec=SPEC, **kwargs):
-  key = dict(seed=1, iteration=2, epoch=0)
+  key = dict(seed=1, iteration=2, epoch=0, rows=4)
   return list(minibatch.split(batch, spec, **{**key, **kwargs}))
 
 
 def test_every_step_is_in_one_minibatch_with_its_own_advantage():
   batch = _batch(10)
-  parts = _split(batch, rows_multiple=8)
-  seen = []
-  for part in parts:
-    rollout = part.rollout
-    assert len(rollout.row_weight_B) == 8
-    assert rollout.tokens_BT.shape[1] in SPEC.length_buckets
+  parts = _split(batch, rows=2)
+  assert [len(part) for part in parts] == [2, 2, 2]
+  seen, tokens = [], 0
+  for micro in sum(parts, []):
+    rollout = micro.rollout
+    assert len(rollout.row_weight_B) == 2
     mask_BR = rollout.action_mask_BR
     np.testing.assert_array_equal(
-        part.advantage_BR, np.where(mask_BR, rollout.step_BR + 1, 0)
+        micro.advantage_BR, np.where(mask_BR, rollout.step_BR + 1, 0)
     )
     assert not mask_BR[rollout.row_weight_B == 0].any()
     seen += rollout.step_BR[rollout.row_weight_B > 0, 0].tolist()
+    tokens += mask_BR.sum()
   assert sorted(seen) == [*range(10)]
-  assert [int(p.rollout.row_weight_B.sum()) for p in parts] == [4, 3, 3]
-  total = sum(p.rollout.action_mask_BR.sum() for p in parts)
-  assert total == batch.rollout.action_mask_BR.sum()
+  rows = [[int(m.rollout.row_weight_B.sum()) for m in part] for part in parts]
+  assert rows == [[2, 2], [2, 1], [2, 1]]
+  assert tokens == batch.rollout.action_mask_BR.sum()
+
+
+def test_micro_batches_are_of_similar_length_and_no_longer_than_needed():
+  (part,) = _split(
+      _batch(12), dataclasses.replace(SPEC, minibatch_steps=12), rows=4
+  )
+  lengths = [(m.rollout.segment_ids_BT > 0).sum(1) for m in part]
+  for longer, shorter in zip(lengths, lengths[1:]):
+    assert longer.min() >= shorter.max()
+  for length_B, micro in zip(lengths, part):
+    width = micro.rollout.tokens_BT.shape[1]
+    assert width == min(b for b in SPEC.length_buckets if b >= length_B.max())
 
 
 def test_the_order_is_a_function_of_seed_iteration_and_epoch():
   batch = _batch(12)
   order = lambda **key: [
-      part.rollout.step_BR[:, 0].tolist() for part in _split(batch, **key)
+      sorted(
+          row
+          for micro in part
+          for row in micro.rollout.step_BR[:, 0].tolist()
+      )
+      for part in _split(batch, **key)
   ]
   assert order() == order()
   others = [order(seed=5), order(iteration=5), order(epoch=5)]
   assert all(other != order() for other in others)
   plain = dataclasses.replace(SPEC, shuffle=False)
   assert order(spec=plain) == [[*range(i, i + 4)] for i in (0, 4, 8)]
+
+
+@pytest.mark.parametrize(
+    'no_signal, trained', [('keep', [0, 1, 2, 3]), ('drop', [1, 3])]
+)
+def test_steps_without_signal_are_kept_or_dropped(no_signal, trained):
+  spec = dataclasses.replace(SPEC, no_signal=no_signal)
+  advantage_N = np.array([0.0, 1e-9, 0.0, -2.0], np.float32)
+  assert spec.trained(advantage_N).tolist() == trained
 
 
 def test_parts_by_length_cover_the_real_rows_once():
@@ -211,6 +237,7 @@ def test_parts_by_length_cover_the_real_rows_once():
     'fields, text',
     [
         ({}, None),
+        (dict(no_signal='x'), "Minibatches.no_signal='x'; expected one of"),
         (dict(epochs=0), 'Minibatches.epochs=0; expected at least 1'),
         (dict(minibatch_steps=6), '6 is not a multiple of the 4 rows'),
         (dict(micro_batch_steps=4), '4 is not a multiple of the 8 rows'),

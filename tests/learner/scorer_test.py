@@ -25,9 +25,9 @@ def _pack(steps, **kwargs):
 def test_equals_the_full_softmax_of_each_step_alone(temperature):
   steps = common.steps(5)
   logprobs_BR, entropy_BR = scorer.Scorer(common.MODEL, temperature).score(
-      common.params(), _pack(steps, rows_multiple=4)
+      common.params(), _pack(steps)
   )
-  assert logprobs_BR.shape == (8, 8)
+  assert logprobs_BR.shape == (5, 8)
   for row, step in enumerate(steps):
     ids = np.concatenate([step.prompt_ids, step.response_ids])[None]
     hidden = common.MODEL.hidden(
@@ -59,8 +59,10 @@ def test_parts_by_length_equal_one_pass():
 
 
 def test_gap_counts_response_tokens_of_real_rows_alone():
-  rollout = _pack(common.steps(3), rows_multiple=4)
-  mask_BR = rollout.action_mask_BR
+  rollout = _pack(common.steps(4))
+  weight_B = np.array([1, 1, 1, 0], np.float32)
+  rollout = dataclasses.replace(rollout, row_weight_B=weight_B)
+  mask_BR = rollout.action_mask_BR & (weight_B > 0)[:, None]
   logprobs_BR = np.where(mask_BR, rollout.sampler_logprobs_BR + 0.012, 1e9)
   gap = scorer.logprob_gap(rollout, logprobs_BR)
   for name in ('mean', 'p99', 'max'):
@@ -89,10 +91,9 @@ def test_gap_moves_when_the_sampler_has_other_weights():
 
 def test_training_at_temperature_zero_is_refused():
   with pytest.raises(ValueError, match='temperature is 0.*above 0'):
-    update_lib.make_update(
+    update_lib.Update(
         common.MODEL,
         optimizer_lib.AdamW(),
         ppo.PPOLoss(),
         temperature=0,
-        micro_batch_rows=1,
     )

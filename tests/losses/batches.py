@@ -42,9 +42,7 @@ def denominators(
     loss: ppo.PPOLoss, batch: dict[str, Any]
 ) -> aggregate.Denominators:
   """Of a whole minibatch."""
-  return loss.denominators(
-      batch['mask_BR'], batch['row_weight_B'], batch['advantage_BR']
-  )
+  return loss.denominators(batch['mask_BR'], batch['row_weight_B'])
 
 
 def evaluate(

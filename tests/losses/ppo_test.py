@@ -21,7 +21,6 @@ LOSSES = (
     ppo.PPOLoss(
         ratio='sequence', aggregation='seq-mean-token-mean', dual_clip=0.0
     ),
-    ppo.PPOLoss(no_signal='drop'),
 )
 every_loss = pytest.mark.parametrize(
     'loss', LOSSES, ids=lambda loss: f'{loss.ratio}-{loss.aggregation}'
@@ -157,30 +156,6 @@ def test_kl_has_a_gradient_of_its_own():
     assert bool(jnp.any(gradient != 0.0)) == moves
 
 
-def test_steps_without_signal_are_kept_or_dropped():
-  batch = batches.minibatch()
-  silent = jnp.arange(batches.ROWS) < 4
-  batch['advantage_BR'] = jnp.where(
-      silent[:, None], 0.0, batch['advantage_BR']
-  )
-  _, (kept, _) = batches.evaluate(ppo.PPOLoss(), batch)
-  drop = ppo.PPOLoss(no_signal='drop')
-  (value, _), (dropped, entropies) = batches.evaluate(drop, batch)
-  assert jnp.any(kept[:4] != 0.0)
-  assert (dropped[:4] == 0.0).all() and (entropies[:4] == 0.0).all()
-  rest = batches.rows_of(batch, np.arange(4, 8))
-  np.testing.assert_allclose(
-      value, batches.evaluate(ppo.PPOLoss(), rest)[0][0], rtol=1e-6
-  )
-
-
-def test_no_signal_at_all():
-  batch = batches.minibatch()
-  batch['advantage_BR'] = jnp.zeros_like(batch['advantage_BR'])
-  result = batches.evaluate(ppo.PPOLoss(no_signal='drop'), batch)
-  assert all((x == 0.0).all() for x in jax.tree.leaves(result))
-
-
 def test_first_update_has_no_value_but_a_gradient():
   batch = batches.minibatch()
   batch['logprobs_BR'] = batch['old_logprobs_BR']
@@ -207,7 +182,7 @@ def test_a_reference_is_needed_only_for_its_kl():
 def test_runs_inside_jit():
   loss, batch = ppo.PPOLoss(), batches.minibatch()
   counted = jax.jit(loss.denominators)(
-      batch['mask_BR'], batch['row_weight_B'], batch['advantage_BR']
+      batch['mask_BR'], batch['row_weight_B']
   )
   assert isinstance(counted, aggregate.Denominators)
   got = jax.jit(lambda b, d: loss(**b, denominators=d)[0])(batch, counted)
@@ -223,7 +198,6 @@ def test_runs_inside_jit():
         ({'kl_coef': np.inf}, 'PPOLoss.kl_coef is inf, expected a finite'),
         ({'kl_kind': 'k4'}, "PPOLoss.kl_kind is 'k4', expected one of"),
         ({'aggregation': 'mean'}, "aggregation is 'mean', expected one of"),
-        ({'no_signal': 'x'}, "PPOLoss.no_signal is 'x', expected one of"),
         ({'dual_clip': 1.1}, r'dual_clip is 1.1, expected 0 for none or a nu'),
         ({'norm_length': 5}, "norm_length is 5 with aggregation 'token-mean'"),
         (
