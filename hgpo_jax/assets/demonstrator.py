@@ -37,7 +37,7 @@ class Habits:
   aimless: float = 0.08
   fetch: float = 0.92
   put: float = 0.45
-  plan: float = 0.4
+  plan: float = 0.15
   revisit: float = 0.1
 
 
