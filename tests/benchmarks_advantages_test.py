@@ -80,7 +80,7 @@ def _rows(case):
       outcome=outcome,
       success=outcome == 10.0,
       valid=np.array(rows['valid'], bool),
-      tokens=1 + np.arange(len(outcome)) % 3,
+      mask=np.arange(3) <= np.arange(len(outcome))[:, None] % 3,
   )
 
 
@@ -117,8 +117,8 @@ def test_a_disagreement_is_told(monkeypatch):
 def test_table():
   timings = {
       'A': [benchmark.Timing(100, 0.001, 0.1), benchmark.Timing(1000, 0.01, 5)],
-      'B': [benchmark.Timing(100, 0.001), benchmark.Timing(1000, 0.1)],
+      'GRPO': [benchmark.Timing(100, 0.001), benchmark.Timing(1000, 0.1)],
   }
   lines = benchmark.table(timings).splitlines()
-  assert lines[2] == '| A | 1.0 | 10.0 | 1.00 | 5.00 | 100x | 500x |'
-  assert lines[3] == '| B | 1.0 | 100.0 | 2.00 | - | - | - |'
+  assert lines[2] == '| A | 1.0 | 10.0 | 1.00 | 5.00 | 100x | 500x | - |'
+  assert lines[3] == '| GRPO | 1.0 | 100.0 | 2.00 | - | - | - | 79x |'
