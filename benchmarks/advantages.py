@@ -37,7 +37,9 @@ from hgpo_jax.advantages import rloo
 from hgpo_jax.batch import advantage_inputs
 
 MEMBERS, STEPS, OBSERVATIONS, MAX_TOKENS = 8, 30, 25, 512
-_SENTENCE = 'You arrive at {} {}. On it you see a mug {}, a {} and nothing else.'
+_SENTENCE = (
+    'You arrive at {} {}. On it you see a mug {}, a {} and nothing else.'
+)
 
 # Seconds that the original PyTorch functions took for rows of this shape, 38,400
 # of them: returns, penalty and advantage. One run on one CPU thread (PyTorch

@@ -85,9 +85,7 @@ def reinforce_pp(
   x = _scores(rows, penalty)
   if baseline:
     x = _normalise(x, rows.group, False, raw=True)
-  tokens = []
-  for i in range(len(x)):
-    tokens += [x[i]] * int(rows.mask[i].sum())
+  tokens = [x[i] for i in range(len(x)) for _ in range(rows.mask[i].sum())]
   mean, std = np.mean(tokens), np.sqrt(np.var(tokens, ddof=1) + 1e-8)
   return np.array([(value - mean) / std for value in x])
 
@@ -220,17 +218,14 @@ def graphgpo(
     inside = np.where(rows.group == task)[0]
     distances[task] = _distances(rows.obs[inside], target[inside])
   q = np.zeros(num, np.float32)
-  for i, task in enumerate(rows.group):
-    here = np.where(rows.group == task)[0]
-    place = np.where(here == i)[0][0]
-    left = distances[task][target[here[place]]]
-    if normalize_distance:
-      left += 1 - distances[task][rows.obs[here[place]]]
+  for i, name in enumerate(rows.trajectory):
+    here = np.where(rows.trajectory == name)[0]
+    found, at = distances[rows.group[i]], here[np.where(here == i)[0][0]]
+    left = found[target[at]]
+    left += normalize_distance * (1 - found[rows.obs[at]])
     q[i] = 10.0 * gamma**left
   keys = [(rows.group[i], rows.obs[i]) for i in range(num)]
   step = _normalise(q - _penalties(rows, penalty), keys, norm_by_std)
-  if not episode_weight:
-    return step_weight * step
   episode = grpo(rows, norm_by_std=norm_by_std, penalty=penalty)
   return step_weight * step + episode_weight * episode
 
@@ -289,9 +284,7 @@ def _step_returns(rows: Rows, gamma: float) -> np.ndarray:
   return result
 
 
-def _lists(
-    x: np.ndarray, keys: Sequence[Hashable]
-) -> dict[Hashable, list[float]]:
+def _lists(x: np.ndarray, keys: Sequence[Hashable]) -> dict[Hashable, list]:
   result = collections.defaultdict(list)
   for i in range(len(x)):
     result[keys[i]].append(x[i])

@@ -113,9 +113,7 @@ def make_inputs(case: dict[str, Any]) -> types.AdvantageInputs:
       for key, value in case['rows'].items()
       if not key.endswith('_table')
   }
-  order = np.asarray(
-      case.get('adv_row_order') or range(len(rows['uid'])), int
-  )
+  order = np.asarray(case.get('adv_row_order') or range(len(rows['uid'])), int)
   texts, text_id = np.unique(
       [*case['rows']['obs_table'], ''], return_inverse=True
   )

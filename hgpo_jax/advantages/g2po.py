@@ -86,9 +86,7 @@ class G2PO:
         after_N - self.step_invalid_penalty * malformed_N,
         grouping.pair_ids(inputs.group_N, inputs.state_N),
     )
-    edge = self._compare(
-        after_N - value_N, grouping.pair_ids(inputs.group_N)
-    )
+    edge = self._compare(after_N - value_N, grouping.pair_ids(inputs.group_N))
     weight = np.float32(self.step_advantage_weight)
     advantage_N = outcome.value_N + weight * (node.value_N + edge.value_N)
     return advantage_N, {

@@ -62,9 +62,7 @@ def test_reinforce_pp_weighs_steps_by_tokens():
 
 
 def test_reinforce_pp_baseline_takes_the_tasks_mean_off():
-  inputs = _with_tokens(
-      rows.simple_inputs([[0.0, 2.0], [10.0, 12.0]]), [1] * 4
-  )
+  inputs = _with_tokens(rows.simple_inputs([[0.0, 2.0], [10.0, 12.0]]), [1] * 4)
   got, _ = ReinforcePlusPlus(baseline=True)(inputs)
   np.testing.assert_allclose(got, np.sqrt(3 / 4) * np.array([-1, 1] * 2))
 
@@ -84,18 +82,20 @@ def test_reinforce_pp_needs_tokens():
 
 
 def test_pass_at_k_credits_every_step_of_the_best_episode():
-  inputs = rows.make_inputs({
-      'reward_N': [0.0, 9.0, 5.0, 1.0],
-      'outcome_N': [9.0, 9.0, 5.0, 1.0],
-      'success_N': [True, True, False, False],
-      'group_N': [0] * 4,
-      'trajectory_N': [0, 0, 1, 2],
-      'step_N': [0, 1, 0, 0],
-      'state_N': [0] * 4,
-      'next_state_N': [0] * 4,
-      'action_N': [0] * 4,
-      'valid_N': [True] * 4,
-  })
+  inputs = rows.make_inputs(
+      {
+          'reward_N': [0.0, 9.0, 5.0, 1.0],
+          'outcome_N': [9.0, 9.0, 5.0, 1.0],
+          'success_N': [True, True, False, False],
+          'group_N': [0] * 4,
+          'trajectory_N': [0, 0, 1, 2],
+          'step_N': [0, 1, 0, 0],
+          'state_N': [0] * 4,
+          'next_state_N': [0] * 4,
+          'action_N': [0] * 4,
+          'valid_N': [True] * 4,
+      }
+  )
   got, _ = PassAtK()(inputs)
   np.testing.assert_allclose(got, [1.0, 1.0, 0.0, 0.0], rtol=1e-5)
   got, _ = PassAtK(norm_by_std=False)(inputs)
