@@ -27,9 +27,9 @@ def test_gae_is_a_sum_of_errors():
   got, returns = token_returns.gae(REWARD, value_BR, MASK, gamma, lam)
   error = REWARD + gamma * np.pad(value_BR[:, 1:], ((0, 0), (0, 1))) - value_BR
   want = np.zeros((2, 4))
-  for l in range(4):
-    for later in range(l, 4):
-      want[:, l] += (gamma * lam) ** (later - l) * error[:, later]
+  for token in range(4):
+    for later in range(token, 4):
+      want[:, token] += (gamma * lam) ** (later - token) * error[:, later]
   np.testing.assert_allclose(returns, want + value_BR, rtol=1e-5)
   np.testing.assert_allclose(
       got, value.masked_whiten(want.astype(np.float32), MASK), atol=1e-5
