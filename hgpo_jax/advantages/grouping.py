@@ -91,6 +91,40 @@ def history_ids(
   return result
 
 
+def prefix_ids(
+    group_U: np.ndarray,
+    state_U: np.ndarray,
+    action_U: np.ndarray | None,
+    step_U: np.ndarray,
+) -> np.ndarray:
+  """Ids of the keys (group, first state, first action, ..., state).
+
+  The key of step t is the pair (key of step t - 1, (action_{t-1}, state_t)).
+  Each step takes part in one sort, that of the steps with its index.
+
+  Args:
+    group_U: group of each distinct step, sorted as in `StepTable`.
+    state_U: state before acting.
+    action_U: the action taken; None for keys of states alone.
+    step_U: 0-based index in the trajectory.
+  """
+  result_U = np.zeros(len(step_U), int)
+  if not len(step_U):
+    return result_U
+  link_U = pair_ids(state_U)
+  if action_U is not None:
+    link_U = pair_ids(np.roll(action_U, 1) * (step_U > 0), state_U)
+  order = np.argsort(step_U, kind='stable')
+  starts = np.searchsorted(step_U[order], np.arange(1, step_U.max() + 1))
+  used = 0
+  for row_L in np.split(order, starts):
+    shorter_L = group_U[row_L] if used == 0 else result_U[row_L - 1]
+    ids_L = pair_ids(shorter_L, link_U[row_L])
+    result_U[row_L] = used + ids_L
+    used += int(ids_L.max()) + 1
+  return result_U
+
+
 def similar_states(
     group_N: np.ndarray,
     state_N: np.ndarray,
