@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -88,7 +89,7 @@ def test_dry_run(name, official_folder, no_weights, one_device):
 
 def test_there_are_runs():
   algorithms = {name.split('_')[1] for name in RUNS if 'alfworld' in name}
-  assert algorithms >= {'grpo', 'gigpo', 'hgpo'}
+  assert algorithms >= {'grpo', 'gigpo', 'hgpo', 'progpo', 'covgpo'}
   assert 'quickstart.gin' in RUNS
 
 
@@ -139,6 +140,23 @@ def test_published_settings(algorithm, official_folder, no_weights, one_device):
     assert spec.estimator.gamma == 0.95
 
 
+@pytest.mark.parametrize(
+    'like, name', [('gigpo', 'progpo'), ('grpo', 'covgpo')]
+)
+def test_a_run_without_published_settings_differs_in_the_estimator_alone(
+    like, name, official_folder, no_weights, one_device
+):
+  ours, theirs = (
+      _dry_run(f'alfworld_{x}_qwen2p5_1p5b.gin', official_folder, no_weights)[0]
+      for x in (name, like)
+  )
+  assert type(ours.estimator).__name__.lower() == name
+  same = dataclasses.replace(ours, estimator=theirs.estimator)
+  assert same == theirs
+  if name == 'covgpo':
+    assert ours.estimator.base == theirs.estimator
+
+
 @pytest.mark.parametrize('name', [n for n in RUNS if 'alfworld' in n])
 def test_a_published_run_asks_for_its_folders(name):
   given = {
@@ -164,5 +182,6 @@ def test_every_algorithm_fits_the_quickstart(
   parts = ['base', 'envs/household_mini', 'models/tiny_household']
   files = [f'{part}.gin' for part in parts] + [f'algorithms/{name}']
   spec = config.load(files, [], root=spec_lib.Experiment)
-  assert type(spec.estimator).__name__.lower() == name.removesuffix('.gin')
+  text = (ROOT / 'gin' / 'algorithms' / name).read_text()
+  assert f'estimator = @{type(spec.estimator).__name__}()' in text
   assert 'iteration    16 tasks' in plan.check(spec)

@@ -47,10 +47,12 @@ def measure(
   owner_U = table.trajectory_U if visited == 'trajectory' else group_U
   # Initial states are at time 0, the state after step t at time t + 1.
   owner = np.concatenate([owner_U[first_U], owner_U])
-  state = np.concatenate([
-      inputs.state_N[table.row_U[first_U]],
-      inputs.next_state_N[table.row_U],
-  ])
+  state = np.concatenate(
+      [
+          inputs.state_N[table.row_U[first_U]],
+          inputs.next_state_N[table.row_U],
+      ]
+  )
   time = np.concatenate([np.zeros(first_U.sum(), int), table.step_U + 1])
   place = grouping.pair_ids(owner, state)
   order = np.lexsort((time, place))

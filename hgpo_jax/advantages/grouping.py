@@ -14,6 +14,9 @@ import numpy as np
 
 from hgpo_jax import types
 
+_LARGEST = np.iinfo(np.int64).max
+_TABLE_SHARE = 16  # Entries of a table of codes, for each code looked up.
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTable:
@@ -58,14 +61,30 @@ def index_steps(inputs: types.AdvantageInputs) -> StepTable:
 
 
 def pair_ids(*ids: np.ndarray) -> np.ndarray:
-  """Dense ids in [0, N) of the tuples across arrays; -1 anywhere gives -1."""
-  result, absent = ids[0].astype(np.int64), ids[0] < 0
+  """Ids in [0, N) of the tuples across arrays; -1 anywhere gives -1.
+
+  Numbered in the order of the tuples, and dense where no entry is absent.
+  """
+  absent = np.zeros(len(ids[0]), bool)
+  for column in ids:
+    absent |= column < 0
+  result = np.where(absent, 0, ids[0]).astype(np.int64)
   for other in ids[1:]:
-    absent = absent | (other < 0)
-    _, result = np.unique(result, return_inverse=True)  # Keeps it below N.
-    result = result * (int(other.max(initial=0)) + 1) + other
-  _, result = np.unique(result, return_inverse=True)
-  return np.where(absent, -1, result)
+    width = int(other.max(initial=0)) + 1
+    if int(result.max(initial=0)) >= _LARGEST // width:
+      result = _dense(result)
+    result = result * width + np.where(absent, 0, other)
+  return np.where(absent, -1, _dense(result))
+
+
+def _dense(code_N: np.ndarray) -> np.ndarray:
+  """The rank of each code among the distinct ones."""
+  size = int(code_N.max(initial=-1)) + 1
+  if size > _TABLE_SHARE * len(code_N):
+    return np.unique(code_N, return_inverse=True)[1]
+  met = np.zeros(size, bool)  # A table takes no sort.
+  met[code_N] = True
+  return (np.cumsum(met) - 1)[code_N]
 
 
 def history_ids(

@@ -111,8 +111,8 @@ def _pool(
   pair_I = grouping.pair_ids(key_I, trajectory_U[inside_U])
   visits_J = np.bincount(pair_I)
   mean_J = np.bincount(pair_I, return_U[inside_U]) / visits_J
-  _, first_J = np.unique(pair_I, return_index=True)
-  key_J = key_I[first_J]
+  key_J = np.zeros(len(visits_J), int)
+  key_J[pair_I] = key_I
   members = np.bincount(key_J)
   mean = np.bincount(key_J, mean_J) / members
   square = np.bincount(key_J, (mean_J - mean[key_J]) ** 2)
@@ -123,9 +123,7 @@ def _pool(
   return _Pool(*result)
 
 
-def _shrunk(
-    pool: _Pool, spread_U: np.ndarray, shrinkage: float
-) -> np.ndarray:
+def _shrunk(pool: _Pool, spread_U: np.ndarray, shrinkage: float) -> np.ndarray:
   """Variance of the mean of a key's trajectories, drawn to the group's."""
   members_U = np.maximum(pool.members_U, 1.0)
   known_U = members_U - 1.0

@@ -104,9 +104,7 @@ class ProGPO:
         episode.check_choice(name, value, choices[field.name])
       elif not isinstance(value, bool):
         low = lowest.get(field.name, 0.0)
-        episode.check_range(
-            name, value, low, highest.get(field.name, math.inf)
-        )
+        episode.check_range(name, value, low, highest.get(field.name, math.inf))
 
   def __call__(
       self, inputs: types.AdvantageInputs
@@ -184,8 +182,9 @@ class ProGPO:
     )
     result = self._compare(return_U, prefix_U)
     pair_U = grouping.pair_ids(prefix_U, action_U)
-    _, first = np.unique(pair_U, return_index=True)
-    actions_U = np.bincount(prefix_U[first])[prefix_U]
+    prefix_P = np.zeros(int(pair_U.max(initial=-1)) + 1, int)
+    prefix_P[pair_U] = prefix_U
+    actions_U = np.bincount(prefix_P)[prefix_U]
     has_peer_U = (actions_U >= 2) & ~result.degenerate_N
     value_U = np.where(has_peer_U, result.value_N, np.float32(0.0))
     return dataclasses.replace(result, value_N=value_U), has_peer_U
@@ -261,6 +260,6 @@ def _merged(
     group_U: np.ndarray, state_U: np.ndarray, class_U: np.ndarray
 ) -> float:
   """Of the (task, state) pairs, the share that a class took in."""
-  states = len(np.unique(grouping.pair_ids(group_U, state_U)))
-  classes = len(np.unique(grouping.pair_ids(group_U, class_U)))
-  return 1.0 - classes / max(states, 1)
+  states = int(grouping.pair_ids(group_U, state_U).max(initial=-1)) + 1
+  classes = int(grouping.pair_ids(group_U, class_U).max(initial=-1)) + 1
+  return (states - classes) / max(states, 1)

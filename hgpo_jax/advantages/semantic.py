@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import functools
 import math
 import re
 import unicodedata
@@ -75,6 +76,7 @@ def classes(
   return _merge(kind, threshold, group_U, class_U, tuple(ids))
 
 
+@functools.lru_cache(maxsize=1 << 15)  # Texts recur from update to update.
 def canonical(text: str) -> str:
   """The text without what does not change its meaning.
 
@@ -119,9 +121,7 @@ def _merge(
 ) -> np.ndarray:
   """Merges similar texts among the (group, class) pairs that occur."""
   pair_U = grouping.pair_ids(group_U, class_U)
-  _, step_P, visits_P = np.unique(
-      pair_U, return_index=True, return_counts=True
-  )
+  _, step_P, visits_P = np.unique(pair_U, return_index=True, return_counts=True)
   class_P = class_U[step_P]
   guards: dict[object, int] = {}
   guard_S = np.array(

@@ -150,7 +150,10 @@ def _reference_group(inputs, own, depth, beta, nu, std, add, gamma):
       std,
   )
   t = normalise(
-      scale * np.array([credit[r] for r in order]), [len(own) > 1 or None] * len(order), 0, std
+      scale * np.array([credit[r] for r in order]),
+      [len(own) > 1 or None] * len(order),
+      0,
+      std,
   )
   result = np.zeros(num)
   for i, row in enumerate(order):

@@ -30,9 +30,7 @@ def random_inputs(
     columns['next_state_N'] += state[1:].tolist()
     columns['action_N'] += rng.integers(0, 5, length).tolist()
     columns['valid_N'] += (rng.random(length) < 0.8).tolist()
-  return make_inputs(
-      columns, tuple(f'room {state}' for state in range(states))
-  )
+  return make_inputs(columns, tuple(f'room {state}' for state in range(states)))
 
 
 def make_inputs(
@@ -50,18 +48,20 @@ def simple_inputs(outcomes: list[list[float]]) -> types.AdvantageInputs:
   flat = [x for group in outcomes for x in group]
   num = len(flat)
   group = [g for g, group in enumerate(outcomes) for _ in group]
-  return make_inputs({
-      'reward_N': flat,
-      'outcome_N': flat,
-      'success_N': [x > 0 for x in flat],
-      'group_N': group,
-      'trajectory_N': list(range(num)),
-      'step_N': [0] * num,
-      'state_N': [0] * num,
-      'next_state_N': [0] * num,
-      'action_N': [0] * num,
-      'valid_N': [True] * num,
-  })
+  return make_inputs(
+      {
+          'reward_N': flat,
+          'outcome_N': flat,
+          'success_N': [x > 0 for x in flat],
+          'group_N': group,
+          'trajectory_N': list(range(num)),
+          'step_N': [0] * num,
+          'state_N': [0] * num,
+          'next_state_N': [0] * num,
+          'action_N': [0] * num,
+          'valid_N': [True] * num,
+      }
+  )
 
 
 def take(
