@@ -58,8 +58,7 @@ def measure(
   order = np.lexsort((time, place))
   _, opens = np.unique(place[order], return_index=True)
   earliest = time[order][opens]
-  new = (time == earliest[place]) & (time > 0)
-  new_U = new[first_U.sum() :].astype(np.float64)
+  new_U = (time == earliest[place])[first_U.sum() :].astype(np.float64)
   length_J = np.bincount(table.trajectory_U)
   share_J = np.bincount(table.trajectory_U, new_U) / length_J
   return Coverage(new_U, share_J, length_J)

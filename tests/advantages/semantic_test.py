@@ -80,16 +80,30 @@ def test_groups_are_merged_each_for_itself(kind):
   assert found[0] == found[1] != found[2]
 
 
-@pytest.mark.parametrize('kind', ['hash', 'difflib'])
-def test_the_state_of_most_visits_opens_the_class(kind):
-  chain = [LONG + ' now' * n for n in range(6)]
-  counts = [1, 1, 5, 1, 1, 1]
-  states = np.repeat(np.arange(6), counts)
-  found = semantic.classes(
-      kind, 0.95, np.zeros(len(states), int), states, tuple(chain)
-  )
-  leader = found[states == 2][0]
-  assert found[states == 1][0] == found[states == 3][0] == leader
+@pytest.mark.parametrize('kind, threshold', [('hash', 0.98), ('difflib', 0.96)])
+@pytest.mark.parametrize(
+    'visits, merged',
+    [
+        ([1, 5, 1], [0, 0, 0]),  # The middle is similar to both ends,
+        ([5, 1, 1], [0, 0, 2]),  # which are not similar to each other.
+        ([1, 1, 5], [0, 1, 1]),
+        ([1, 1, 1], [0, 0, 2]),  # Ties by text.
+    ],
+)
+def test_the_state_of_most_visits_opens_the_class(
+    kind, threshold, visits, merged
+):
+  texts = (LONG, LONG + ' very soon', LONG + ' very soon indeed so')
+  states = np.repeat(np.arange(3), visits)
+  found = _classes(kind, states=states, texts=texts, threshold=threshold)
+  first = np.cumsum([0, *visits[:2]])
+  assert [list(first).index(found[i]) for i in first] == merged
+
+
+@pytest.mark.parametrize('kind, threshold', [('hash', 0.98), ('difflib', 0.96)])
+def test_ties_go_by_text_whatever_the_ids(kind, threshold):
+  texts = (LONG + ' very soon indeed so', LONG + ' very soon', LONG)
+  assert _classes(kind, texts=texts, threshold=threshold) == [0, 1, 1]
 
 
 @pytest.mark.parametrize('kind', ['norm', 'hash', 'difflib'])
