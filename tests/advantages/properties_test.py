@@ -120,6 +120,8 @@ def test_equal_rewards_give_exactly_zero(estimator, seed, value):
   inputs = rows.random_inputs(seed)
   inputs = rows.take(inputs, np.flatnonzero(inputs.step_N == 0))
   inputs = _rewarded(inputs, np.full(len(inputs.step_N), value, np.float32))
+  solved_N = np.full(len(inputs.step_N), value > 0.0)
+  inputs = dataclasses.replace(inputs, success_N=solved_N)
   advantage, metrics = estimator(inputs)
   assert (advantage == 0.0).all()
   assert metrics['advantage/no_signal_share'] == 1.0
