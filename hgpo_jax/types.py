@@ -227,6 +227,8 @@ class AdvantageInputs:
     action_N: int32, id of the action text, dense.
     valid_N: bool, the action had the required format.
     state_texts: text of each state id, for estimators that compare texts.
+    response_tokens_N: int32, tokens of the step's response, for estimators
+      that weigh steps by their tokens; None where nobody counted them.
   """
 
   reward_N: np.ndarray
@@ -240,3 +242,4 @@ class AdvantageInputs:
   action_N: np.ndarray
   valid_N: np.ndarray
   state_texts: tuple[str, ...] = ()
+  response_tokens_N: np.ndarray | None = None

@@ -25,6 +25,7 @@ import numpy as np
 
 from hgpo_jax import advantages
 from hgpo_jax import types
+from hgpo_jax.losses import token_returns
 from tests import golden_losses
 
 TOLERANCE = 1e-4  # Absolute, and relative to the golden value.
@@ -35,9 +36,22 @@ _FIELDS = {
     'similarity_thresh': 'similarity_threshold',
     'step_advantage_w': 'step_advantage_weight',
     'episode_advantage_w': 'episode_advantage_weight',
+    'value_gamma': 'gamma',
+    'success_reward': 'success_value',
 }
 _FIXED = {'epsilon': 1e-6}  # Constants of the method, not settings.
-_BASELINES = {'rloo': 'RLOO', 'passk': 'PassK'}
+_BASELINES = {
+    'rloo': 'RLOO',
+    'passk': 'PassAtK',
+    'rf_pp_baseline': 'ReinforcePlusPlus',
+}
+_TOKEN_LEVEL = ('rf_pp', 'gae', 'remax')
+# The originals' readings where the default here is another one.
+_ORIGINAL = {
+    'visit_order': 'row',
+    'goal': 'positive_outcome',
+    'similar_step_groups': False,
+}
 
 
 class Skipped(Exception):
@@ -66,8 +80,13 @@ def make_estimator(case: dict[str, Any]) -> Any:
     kind = hyper.pop('kind')
     hyper.pop('response_width')
     if kind not in _BASELINES:
-      raise Skipped(f'{kind} gives an advantage a token, not a step')
+      raise Skipped(f'no baseline named {kind} yet')
     name = _BASELINES[kind]
+    if kind == 'passk':
+      over_steps = hyper.pop('stats_over_steps')
+      hyper['compared'] = 'row' if over_steps else 'first_row'
+    if kind == 'rf_pp_baseline':
+      hyper['baseline'] = True
   if name not in estimators():
     raise Skipped(f'no estimator named {name} yet')
   cls = estimators()[name]
@@ -83,9 +102,8 @@ def make_estimator(case: dict[str, Any]) -> Any:
       raise Skipped(f'{name} has no setting {field} (= {value})')
     # No penalty step is a penalty of 0.
     settings[field] = 0.0 if value is None else value
-  if 'visit_order' in fields:
-    settings['visit_order'] = 'row'  # What the files were made with.
-  return cls(**settings)
+  original = {key: _ORIGINAL[key] for key in fields & set(_ORIGINAL)}
+  return cls(**settings, **original)
 
 
 def make_inputs(case: dict[str, Any]) -> types.AdvantageInputs:
@@ -95,9 +113,7 @@ def make_inputs(case: dict[str, Any]) -> types.AdvantageInputs:
       for key, value in case['rows'].items()
       if not key.endswith('_table')
   }
-  order = np.asarray(
-      case.get('adv_row_order') or range(len(rows['uid'])), int
-  )
+  order = np.asarray(case.get('adv_row_order') or range(len(rows['uid'])), int)
   texts, text_id = np.unique(
       [*case['rows']['obs_table'], ''], return_inverse=True
   )
@@ -122,6 +138,8 @@ def make_inputs(case: dict[str, Any]) -> types.AdvantageInputs:
       'next_state_N': following,
       'action_N': np.zeros_like(state_N),
       'valid_N': rows['valid'].astype(bool),
+      # The token masks of the files, which are not written in them.
+      'response_tokens_N': 1 + np.arange(len(state_N)) % 3,
   }
   for key, column in columns.items():
     if column.dtype.kind == 'i':
@@ -137,10 +155,12 @@ def _dense(names: list[str]) -> np.ndarray:
 def check_advantages(case: dict[str, Any]) -> list[str]:
   """What is wrong with an estimator's advantages on a case; [] if nothing."""
   got_N, _ = make_estimator(case)(make_inputs(case))
-  # NaN in the original (null) has 0 as its sensible value.
-  want_N = np.array(
-      [0.0 if x is None else x for x in case['expected']['advantage']]
-  )
+  want_N = np.array(case['expected']['advantage'], np.float64)
+  if np.isnan(want_N).any():
+    # The original's std of one number. Without peers the step terms are 0,
+    # and the episode's is left.
+    alone_N = np.array(case['expected']['episode_advantage'], np.float64)
+    want_N = np.where(np.isnan(want_N), alone_N, want_N)
   if got_N.shape != want_N.shape or got_N.dtype != np.float32:
     return [f'{got_N.dtype} {got_N.shape}, expected float32 {want_N.shape}']
   good_N = np.abs(got_N - want_N) <= TOLERANCE * (1.0 + np.abs(want_N))
@@ -153,6 +173,34 @@ def check_advantages(case: dict[str, Any]) -> list[str]:
       f'row {row}: advantage {got_N[row]:.7g}, expected {want_N[row]:.7g}'
       for row in np.flatnonzero(~good_N)
   ]
+
+
+def check_tokens(case: dict[str, Any]) -> list[str]:
+  """What is wrong with token-level advantages and returns; [] if nothing."""
+  inputs = {
+      name: np.asarray(matrix, np.float32)
+      for name, matrix in case['extra_inputs'].items()
+  }
+  reward, mask = inputs['token_reward'], inputs['response_mask']
+  hyper, expected = case['hyper'], case['expected']
+  if hyper['kind'] == 'rf_pp':
+    got = token_returns.reinforce_pp(reward, mask, hyper['gamma'])
+  elif hyper['kind'] == 'gae':
+    got = token_returns.gae(
+        reward, inputs['values'], mask, hyper['gamma'], hyper['lam']
+    )
+  else:
+    got = token_returns.remax(reward, inputs['baseline'], mask)
+  wrong = []
+  for name, got_BR in zip(('token_advantage', 'token_return'), got):
+    want_BR = np.array(expected[name])
+    error_BR = np.abs(got_BR - want_BR) / (1.0 + np.abs(want_BR))
+    wrong += [
+        f'{name}[{row}, {col}]: {got_BR[row, col]:.7g}, expected'
+        f' {want_BR[row, col]:.7g}'
+        for row, col in np.argwhere(~(error_BR <= TOLERANCE))
+    ]
+  return wrong
 
 
 def check_projection(case: dict[str, Any]) -> list[str]:
@@ -180,6 +228,8 @@ def check_case(case: dict[str, Any]) -> list[str]:
     return golden_losses.check(case)
   if case['algorithm'] == 'PROJECTION':
     return check_projection(case)
+  if case['hyper'].get('kind') in _TOKEN_LEVEL:
+    return check_tokens(case)
   return check_advantages(case)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 import shutil
 
 import jax
@@ -89,7 +90,7 @@ def test_dry_run(name, official_folder, no_weights, one_device):
 
 def test_there_are_runs():
   algorithms = {name.split('_')[1] for name in RUNS if 'alfworld' in name}
-  assert algorithms >= {'grpo', 'gigpo', 'hgpo'}
+  assert algorithms >= {'grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo'}
   assert 'quickstart.gin' in RUNS
 
 
@@ -98,6 +99,8 @@ PUBLISHED = {
     'grpo': (150, 32, 2048),
     'gigpo': (150, 32, 2048),
     'hgpo': (160, 16, 4096),
+    'g2po': (100, 32, 2048),
+    'graphgpo': (150, 32, 2048),
 }
 
 
@@ -136,8 +139,8 @@ def test_published_settings(algorithm, official_folder, no_weights, one_device):
   assert spec.minibatches.minibatch_steps == 256
   assert spec.collector.history_length == 2
   assert spec.estimator.invalid_action_penalty == 0.1
-  if algorithm != 'grpo':
-    assert spec.estimator.gamma == 0.95
+  gamma = {'gigpo': 0.95, 'hgpo': 0.95, 'g2po': 0.95, 'graphgpo': 0.1}
+  assert getattr(spec.estimator, 'gamma', None) == gamma.get(algorithm)
 
 
 @pytest.mark.parametrize(
@@ -183,5 +186,7 @@ def test_every_algorithm_fits_the_quickstart(
   files = [f'{part}.gin' for part in parts] + [f'algorithms/{name}']
   spec = config.load(files, [], root=spec_lib.Experiment)
   text = (ROOT / 'gin' / 'algorithms' / name).read_text()
+  for included in re.findall(r"^include '(.+)'$", text, re.M):
+    text += (ROOT / 'gin' / included).read_text()
   assert f'estimator = @{type(spec.estimator).__name__}()' in text
   assert 'iteration    16 tasks' in plan.check(spec)

@@ -19,7 +19,7 @@ def check_inputs(inputs: types.AdvantageInputs) -> None:
   lengths = {
       name: len(getattr(inputs, name))
       for name in inputs.__dataclass_fields__
-      if name.endswith('_N')
+      if name.endswith('_N') and getattr(inputs, name) is not None
   }
   if len(set(lengths.values())) > 1:
     raise ValueError(f'columns must have one entry a row, got {lengths}')
@@ -91,16 +91,19 @@ def normalise_scores(
 def visit_order(inputs: types.AdvantageInputs, order_by: str) -> np.ndarray:
   """Rows in the order in which definitions that say 'first' see them.
 
-  'step': by step index, ties by the state's text (by its id without texts):
-  the order of the rows does not matter. 'row': as the rows come.
+  'step': by step index, ties by the texts of the states before and after (by
+  their ids without texts): the order of the rows does not matter. 'row': as
+  the rows come.
   """
   if order_by == 'row':
     return np.arange(len(inputs.step_N))
-  rank_S = np.arange(int(inputs.state_N.max(initial=-1)) + 1)
+  pair = inputs.state_N, inputs.next_state_N
+  rank_S = np.arange(max(int(ids.max(initial=-1)) for ids in pair) + 1)
   if inputs.state_texts:
     by_text = sorted(rank_S, key=lambda state: inputs.state_texts[state])
     rank_S[by_text] = np.arange(len(rank_S))
-  return np.lexsort((rank_S[inputs.state_N], inputs.step_N))
+  before_N, after_N = (rank_S[ids] for ids in pair)
+  return np.lexsort((after_N, before_N, inputs.step_N))
 
 
 def first_rows(
@@ -112,3 +115,12 @@ def first_rows(
   result = np.zeros(len(pairs), bool)
   result[visit_N[first]] = True
   return result
+
+
+def counted_rows(
+    inputs: types.AdvantageInputs, over_steps: bool, order_by: str
+) -> np.ndarray | None:
+  """Rows that enter a task's mean and std: all (None), or each first row."""
+  if over_steps:
+    return None
+  return first_rows(inputs, visit_order(inputs, order_by))

@@ -171,7 +171,7 @@ def similar_states(
     raise ValueError(
         f'got {len(texts)} state texts for state ids up to'
         f' {int(state_N.max(initial=-1))}, expected one text a state: fill'
-        ' `state_texts`, or set GiGPO.enable_similarity = False'
+        ' `state_texts`, or set enable_similarity = False'
     )
   leaders: dict[int, list[tuple[int, difflib.SequenceMatcher]]] = {}
   joined: dict[tuple[int, int], int] = {}

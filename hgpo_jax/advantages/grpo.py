@@ -51,10 +51,9 @@ class GRPO:
   ) -> tuple[np.ndarray, types.Metrics]:
     """Returns (float32 [N] advantages, metrics)."""
     episode.check_inputs(inputs)
-    counted_N = None
-    if not self.stats_over_steps:
-      visit_N = episode.visit_order(inputs, self.visit_order)
-      counted_N = episode.first_rows(inputs, visit_N)
+    counted_N = episode.counted_rows(
+        inputs, self.stats_over_steps, self.visit_order
+    )
     score_N = inputs.outcome_N - episode.penalty(
         inputs, self.invalid_action_penalty
     )

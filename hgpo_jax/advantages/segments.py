@@ -33,12 +33,14 @@ class Normalised:
     segment_N: int, the group id; -1 for rows outside any group.
     size_N: int, rows of the group that entered its statistics; 0 outside.
     degenerate_N: bool, the group has two or more rows, all the same.
+    variance_N: float32, of the group with its ddof; 0 where that is undefined.
   """
 
   value_N: np.ndarray
   segment_N: np.ndarray
   size_N: np.ndarray
   degenerate_N: np.ndarray
+  variance_N: np.ndarray
 
 
 def bucket(size: int) -> int:
@@ -54,6 +56,7 @@ def normalise(
     divide_by_std: bool,
     keep_singletons: bool,
     counted_N: np.ndarray | None = None,
+    smallest_scale: float = 1.0,
 ) -> Normalised:
   """(x - mean) [/ (std + 1e-6)] of each row within its group.
 
@@ -67,6 +70,8 @@ def normalise(
     counted_N: rows that enter the statistics; all by default. Rows left out
       are still normalised. A degenerate sample has no scale to divide by, so
       they only have its mean taken off (std := 1).
+    smallest_scale: replaces the 1 in the definition of degenerate; below 1
+      for values whose small differences count, such as powers of a discount.
   """
   num = len(value_N)
   value_N = np.asarray(value_N, np.float32)
@@ -74,7 +79,7 @@ def normalise(
   counted_N = np.ones(num, bool) if counted_N is None else counted_N
   counted_N = counted_N & (segment_N >= 0)
   order = np.lexsort((value_N, segment_N))
-  value, size, degenerate = _normalise(
+  value, size, degenerate, variance = _normalise(
       *(
           _pad(array[order], fill)
           for array, fill in (
@@ -83,6 +88,7 @@ def normalise(
               (counted_N, False),
           )
       ),
+      smallest_scale,
       ddof=ddof,
       divide_by_std=divide_by_std,
       keep_singletons=keep_singletons,
@@ -93,6 +99,7 @@ def normalise(
       segment_N,
       np.asarray(size)[:num][undo].astype(int),
       np.asarray(degenerate)[:num][undo],
+      np.asarray(variance)[:num][undo],
   )
 
 
@@ -121,15 +128,34 @@ def discounted_returns(
   return np.asarray(_returns(reward_JT, gamma))[trajectory_N, step_N]
 
 
-def weighted_mean(value_KN: np.ndarray, weight_K: np.ndarray) -> np.ndarray:
+def weighted_mean(value_KN: np.ndarray, weight: np.ndarray) -> np.ndarray:
   """Mean over K of the entries that are not exactly 0; 0 if all are.
 
   sum_k w_k x_k / (sum_k w_k + 1e-6), both sums over the non-zero entries.
+
+  Args:
+    value_KN: what to average.
+    weight: of each k, [K], or of each entry, [K, N].
   """
   num = value_KN.shape[1]
-  padded = np.stack([_pad(value_N, 0.0) for value_N in value_KN])
-  mean = _weighted_mean(padded, np.asarray(weight_K, np.float32))
-  return np.asarray(mean)[:num]
+  weight_KN = weight if weight.ndim == 2 else weight[:, None]
+  weight_KN = np.broadcast_to(weight_KN, value_KN.shape).astype(np.float32)
+  pad = lambda array_KN: np.stack([_pad(row_N, 0.0) for row_N in array_KN])
+  return np.asarray(_weighted_mean(pad(value_KN), pad(weight_KN)))[:num]
+
+
+def above_lowest(value_N: np.ndarray, segment_N: np.ndarray) -> np.ndarray:
+  """Values less the lowest of their group, in float64.
+
+  Centred statistics stay the same, and float32 keeps small differences.
+
+  Args:
+    value_N: float64.
+    segment_N: group ids, 0.. dense.
+  """
+  low_S = np.full(int(segment_N.max(initial=-1)) + 1, np.inf)
+  np.minimum.at(low_S, segment_N, value_N)
+  return value_N - low_S[segment_N]
 
 
 def _pad(array: np.ndarray, fill: float) -> np.ndarray:
@@ -144,11 +170,12 @@ def _normalise(
     value_N: jax.Array,
     segment_N: jax.Array,
     counted_N: jax.Array,
+    smallest_scale: jax.Array,
     *,
     ddof: int,
     divide_by_std: bool,
     keep_singletons: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
   """`normalise` on padded arrays; a group id is its slot, -1 has none."""
   num = value_N.shape[0]
   present_N = segment_N >= 0
@@ -170,7 +197,8 @@ def _normalise(
   centred_N -= total(centred_N) / count_N  # Takes the rounding of the sum off.
 
   spread_N = high_N - low_N
-  scale_N = jnp.maximum(1.0, jnp.maximum(abs(high_N), abs(low_N)))
+  scale_N = jnp.maximum(abs(high_N), abs(low_N))
+  scale_N = jnp.maximum(smallest_scale, scale_N)
   flat_N = spread_N <= SPREAD_TOLERANCE * scale_N
   at_mean_N = abs(centred_N) <= SPREAD_TOLERANCE * jnp.where(
       flat_N, scale_N, spread_N
@@ -185,7 +213,8 @@ def _normalise(
   if divide_by_std:
     result_N /= jnp.where(single_N, 1.0, std_N) + EPSILON
   result_N = jnp.where(present_N & (size_N > 0.0), result_N, 0.0)
-  return result_N, size_N, flat_N & (size_N > 1.0)
+  variance_N = jnp.where(present_N & (size_N > ddof), variance_N, 0.0)
+  return result_N, size_N, flat_N & (size_N > 1.0), variance_N
 
 
 @jax.jit
@@ -202,6 +231,6 @@ def _returns(reward_JT: jax.Array, gamma: jax.Array) -> jax.Array:
 
 
 @jax.jit
-def _weighted_mean(value_KN: jax.Array, weight_K: jax.Array) -> jax.Array:
-  weight_KN = weight_K[:, None] * (value_KN != 0.0)
+def _weighted_mean(value_KN: jax.Array, weight_KN: jax.Array) -> jax.Array:
+  weight_KN = weight_KN * (value_KN != 0.0)
   return (weight_KN * value_KN).sum(0) / (weight_KN.sum(0) + EPSILON)

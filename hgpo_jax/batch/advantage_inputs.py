@@ -28,20 +28,25 @@ def build(
   _check_unique(kept)
   for trajectory in kept:
     _check(trajectory)
-  owners = [t for t in kept for _ in t.steps]
-  steps = [step for t in kept for step in t.steps]
+  played = [t for t in kept if t.steps]
+  steps = [step for t in played for step in t.steps]
+  lengths = [len(t.steps) for t in played]
   states, actions, groups, members = ({}, {}, {}, {})
+  spread = lambda column: np.repeat(column, lengths)
   columns = dict(
       reward_N=np.array([s.reward for s in steps], np.float32),
-      outcome_N=np.array([t.outcome for t in owners], np.float32),
-      success_N=np.array([t.success for t in owners], bool),
-      group_N=_intern(groups, (t.group for t in owners)),
-      trajectory_N=_intern(members, (t.trajectory for t in owners)),
+      outcome_N=spread(np.array([t.outcome for t in played], np.float32)),
+      success_N=spread(np.array([t.success for t in played], bool)),
+      group_N=spread(_intern(groups, (t.group for t in played))),
+      trajectory_N=spread(_intern(members, (t.trajectory for t in played))),
       step_N=np.array([s.step for s in steps], np.int32),
       state_N=_intern(states, (s.state_key for s in steps)),
       next_state_N=_intern(states, (s.next_state_key for s in steps)),
       action_N=_intern(actions, (s.action for s in steps)),
       valid_N=np.array([s.action_valid for s in steps], bool),
+      response_tokens_N=np.array(
+          [len(s.response_ids) for s in steps], np.int32
+      ),
   )
   for column in columns.values():
     column.flags.writeable = False
@@ -85,9 +90,13 @@ def _check_unique(trajectories: Sequence[types.Trajectory]) -> None:
 def _check(trajectory: types.Trajectory) -> None:
   task = trajectory.task.task_id
   for index, step in enumerate(trajectory.steps):
-    found = (step.group, step.trajectory, step.step)
-    expected = (trajectory.group, trajectory.trajectory, index)
-    if found != expected:
+    if (
+        step.step != index
+        or step.trajectory != trajectory.trajectory
+        or step.group != trajectory.group
+    ):
+      found = (step.group, step.trajectory, step.step)
+      expected = (trajectory.group, trajectory.trajectory, index)
       raise ValueError(
           f'task {task!r}: step {index} says (group, trajectory, step)='
           f'{found}, expected {expected}.'

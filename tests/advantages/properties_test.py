@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 
 from hgpo_jax.advantages import covgpo
+from hgpo_jax.advantages import g2po
 from hgpo_jax.advantages import gigpo
+from hgpo_jax.advantages import graphgpo
 from hgpo_jax.advantages import grpo
 from hgpo_jax.advantages import hgpo
+from hgpo_jax.advantages import pass_at_k
 from hgpo_jax.advantages import progpo
+from hgpo_jax.advantages import rloo
 from tests.advantages import rows
 
 CovGPO, GRPO, GiGPO = covgpo.CovGPO, grpo.GRPO, gigpo.GiGPO
@@ -27,7 +31,13 @@ GROUPWISE = (
     GiGPO(mode='mean_norm', step_advantage_weight=0.5),
     GiGPO(enable_similarity=True, similarity_threshold=0.8),
     HGPO(),
+    HGPO(weighting='inverse_variance'),
     HGPO(history_length=4, base_group=True, mode='mean_norm', alpha=2.0),
+    rloo.RLOO(),
+    pass_at_k.PassAtK(),
+    g2po.G2PO(),
+    g2po.G2PO(mode='mean_norm', shrinkage=1.0),
+    graphgpo.GraphGPO(),
     ProGPO(),
     ProGPO(combine='add', mode='mean_norm', prefix='states', depth_penalty=0.5),
     ProGPO(classes='hash', similarity_threshold=0.6, reliability_gate=True),

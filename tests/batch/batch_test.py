@@ -120,6 +120,7 @@ def test_columns_intern_texts_and_follow_the_steps():
   assert inputs.outcome_N.tolist() == [1, 1, 0, 0, 0]
   assert inputs.success_N.tolist() == [True, True, False, False, False]
   assert inputs.action_N.tolist() == [0, 1, 0, 1, 2]
+  assert inputs.response_tokens_N.tolist() == [2] * 5
   texts = np.array(inputs.state_texts)
   assert texts[inputs.state_N].tolist() == ['s0', 's1', 's0', 's1', 's2']
   assert texts[inputs.next_state_N].tolist() == ['s1', 's2', 's1', 's2', 's3']
