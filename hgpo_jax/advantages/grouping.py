@@ -14,6 +14,9 @@ import numpy as np
 
 from hgpo_jax import types
 
+_LARGEST = np.iinfo(np.int64).max
+_TABLE_SHARE = 16  # Entries of a table of codes, for each code looked up.
+
 
 @dataclasses.dataclass(frozen=True)
 class StepTable:
@@ -58,14 +61,30 @@ def index_steps(inputs: types.AdvantageInputs) -> StepTable:
 
 
 def pair_ids(*ids: np.ndarray) -> np.ndarray:
-  """Dense ids in [0, N) of the tuples across arrays; -1 anywhere gives -1."""
-  result, absent = ids[0].astype(np.int64), ids[0] < 0
+  """Ids in [0, N) of the tuples across arrays; -1 anywhere gives -1.
+
+  Numbered in the order of the tuples, and dense where no entry is absent.
+  """
+  absent = np.zeros(len(ids[0]), bool)
+  for column in ids:
+    absent |= column < 0
+  result = np.where(absent, 0, ids[0]).astype(np.int64)
   for other in ids[1:]:
-    absent = absent | (other < 0)
-    _, result = np.unique(result, return_inverse=True)  # Keeps it below N.
-    result = result * (int(other.max(initial=0)) + 1) + other
-  _, result = np.unique(result, return_inverse=True)
-  return np.where(absent, -1, result)
+    width = int(other.max(initial=0)) + 1
+    if int(result.max(initial=0)) >= _LARGEST // width:
+      result = _dense(result)
+    result = result * width + np.where(absent, 0, other)
+  return np.where(absent, -1, _dense(result))
+
+
+def _dense(code_N: np.ndarray) -> np.ndarray:
+  """The rank of each code among the distinct ones."""
+  size = int(code_N.max(initial=-1)) + 1
+  if size > _TABLE_SHARE * len(code_N):
+    return np.unique(code_N, return_inverse=True)[1]
+  met = np.zeros(size, bool)  # A table takes no sort.
+  met[code_N] = True
+  return (np.cumsum(met) - 1)[code_N]
 
 
 def history_ids(
@@ -89,6 +108,40 @@ def history_ids(
     shorter_U[step_U < len(result)] = -1
     result.append(pair_ids(shorter_U, state_U))
   return result
+
+
+def prefix_ids(
+    group_U: np.ndarray,
+    state_U: np.ndarray,
+    action_U: np.ndarray | None,
+    step_U: np.ndarray,
+) -> np.ndarray:
+  """Ids of the keys (group, first state, first action, ..., state).
+
+  The key of step t is the pair (key of step t - 1, (action_{t-1}, state_t)).
+  Each step takes part in one sort, that of the steps with its index.
+
+  Args:
+    group_U: group of each distinct step, sorted as in `StepTable`.
+    state_U: state before acting.
+    action_U: the action taken; None for keys of states alone.
+    step_U: 0-based index in the trajectory.
+  """
+  result_U = np.zeros(len(step_U), int)
+  if not len(step_U):
+    return result_U
+  link_U = pair_ids(state_U)
+  if action_U is not None:
+    link_U = pair_ids(np.roll(action_U, 1) * (step_U > 0), state_U)
+  order = np.argsort(step_U, kind='stable')
+  starts = np.searchsorted(step_U[order], np.arange(1, step_U.max() + 1))
+  used = 0
+  for row_L in np.split(order, starts):
+    shorter_L = group_U[row_L] if used == 0 else result_U[row_L - 1]
+    ids_L = pair_ids(shorter_L, link_U[row_L])
+    result_U[row_L] = used + ids_L
+    used += int(ids_L.max()) + 1
+  return result_U
 
 
 def similar_states(

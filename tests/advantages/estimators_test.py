@@ -1,4 +1,4 @@
-"""Estimators: float64 references, invariances, edge cases, refusals."""
+"""Estimators: float64 references, edge cases, metrics, refusals."""
 
 from __future__ import annotations
 
@@ -13,19 +13,11 @@ from hgpo_jax import config
 from hgpo_jax.advantages import gigpo
 from hgpo_jax.advantages import grpo
 from hgpo_jax.advantages import hgpo
+from hgpo_jax.advantages import metrics as metrics_lib
 from tests.advantages import rows
 
 GRPO, GiGPO, HGPO = grpo.GRPO, gigpo.GiGPO, hgpo.HGPO
-ESTIMATORS = (
-    GRPO(),
-    GRPO(norm_by_std=False, stats_over_steps=False),
-    GiGPO(),
-    GiGPO(mode='mean_norm', step_advantage_weight=0.5),
-    GiGPO(enable_similarity=True, similarity_threshold=0.8),
-    HGPO(),
-    HGPO(history_length=4, base_group=True, mode='mean_norm', alpha=2.0),
-)
-every_estimator = pytest.mark.parametrize('estimator', ESTIMATORS, ids=repr)
+_SIZES = ('min', 'mean', 'max')
 some = hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 seeds = st.integers(0, 10_000)
 
@@ -78,101 +70,6 @@ def test_float64_references(seed, std, penalty, base, alpha, history):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
 
 
-@every_estimator
-@some
-@hypothesis.given(seed=seeds)
-def test_order_of_rows_changes_nothing(estimator, seed):
-  inputs = rows.random_inputs(seed)
-  order = np.random.default_rng(seed).permutation(len(inputs.step_N))
-  np.testing.assert_array_equal(
-      _advantage(estimator, rows.take(inputs, order)),
-      _advantage(estimator, inputs)[order],
-  )
-
-
-@every_estimator
-@some
-@hypothesis.given(seed=seeds)
-def test_names_of_things_change_nothing(estimator, seed):
-  inputs = rows.random_inputs(seed)
-  rng = np.random.default_rng(seed)
-  new = {
-      name: rng.permutation(int(getattr(inputs, name).max()) + 1)
-      for name in ('group_N', 'trajectory_N')
-  }
-  states = rng.permutation(len(inputs.state_texts))
-  renamed = dataclasses.replace(
-      inputs,
-      state_N=states[inputs.state_N],
-      next_state_N=states[inputs.next_state_N],
-      state_texts=tuple(
-          inputs.state_texts[i] for i in np.argsort(states)
-      ),
-      **{name: ids[getattr(inputs, name)] for name, ids in new.items()},
-  )
-  np.testing.assert_allclose(
-      _advantage(estimator, renamed), _advantage(estimator, inputs), atol=1e-6
-  )
-
-
-@every_estimator
-@some
-@hypothesis.given(seed=seeds)
-def test_an_unrelated_group_changes_nothing(estimator, seed):
-  inputs = rows.random_inputs(seed, groups=2)
-  both = rows.join(inputs, rows.random_inputs(seed + 1, groups=1))
-  np.testing.assert_allclose(
-      _advantage(estimator, both)[: len(inputs.step_N)],
-      _advantage(estimator, inputs),
-      atol=1e-6,
-  )
-
-
-@every_estimator
-@some
-@hypothesis.given(seed=seeds, value=st.sampled_from([0.0, 0.1, 10 * 0.95**7]))
-def test_equal_rewards_give_exactly_zero(estimator, seed, value):
-  inputs = rows.random_inputs(seed)
-  inputs = rows.take(inputs, np.flatnonzero(inputs.step_N == 0))
-  constant = np.full(len(inputs.step_N), value, np.float32)
-  inputs = dataclasses.replace(
-      inputs,
-      reward_N=constant,
-      outcome_N=constant,
-      valid_N=np.ones(len(constant), bool),
-  )
-  advantage, metrics = estimator(inputs)
-  assert (advantage == 0.0).all()
-  assert metrics['advantage/no_signal_share'] == 1.0
-  assert metrics['advantage/frac_zero_std_groups'] == 1.0
-
-
-@some
-@hypothesis.given(seed=seeds, std=st.booleans(), alpha=st.floats(0.0, 3.0))
-def test_hgpo_without_history_normalises_by_state(seed, std, alpha):
-  inputs = rows.random_inputs(seed)
-  mode = 'mean_std_norm' if std else 'mean_norm'
-  got = _advantage(HGPO(history_length=0, alpha=alpha, mode=mode), inputs)
-  weight = 2.0**alpha
-  want = rows.reference(inputs, 'HGPO', std=std, levels=1, alpha=0.0)
-  np.testing.assert_allclose(
-      got, want * (1.0 + 1e-6) * weight / (weight + 1e-6), rtol=1e-4, atol=1e-4
-  )
-
-
-def test_copies_of_a_step():
-  inputs = rows.random_inputs(3)
-  num = len(inputs.step_N)
-  copied = rows.take(inputs, np.r_[0:num, 0, 0, 5])
-  plain = _advantage(HGPO(), inputs)
-  repeated = _advantage(HGPO(), copied)
-  # HGPO counts a step once; the others count the rows they are given.
-  np.testing.assert_array_equal(repeated, plain[np.r_[0:num, 0, 0, 5]])
-  assert not np.allclose(
-      _advantage(GRPO(), copied)[:num], _advantage(GRPO(), inputs)
-  )
-
-
 def test_groups_of_unequal_size_are_centred_each():
   inputs = rows.simple_inputs([[0.0, 0.0, 1.0], [10.0, 11.0]])
   got = _advantage(GRPO(norm_by_std=False), inputs)
@@ -216,6 +113,26 @@ def test_metrics_of_levels():
   assert all(isinstance(value, float) for value in metrics.values())
 
 
+def test_sizes_and_strength_of_a_level():
+  inputs = rows.simple_inputs([[0.0, 0.0, 1.0], [10.0, 12.0], [5.0]])
+  _, metrics = GRPO(norm_by_std=False)(inputs)
+  sizes = [metrics[f'advantage/episode_{what}_group_size'] for what in _SIZES]
+  assert sizes == [1.0, 2.0, 3.0]
+  mean = np.mean([1 / 3, 1 / 3, 2 / 3, 1.0, 1.0, 5.0])
+  assert metrics['advantage/episode_mean_abs'] == pytest.approx(mean)
+  assert metrics['advantage/frac_failed_groups'] == 0.0
+  _, metrics = GRPO()(rows.simple_inputs([[0.0, 0.0], [0.0, 1.0]]))
+  assert metrics['advantage/frac_failed_groups'] == 0.5
+
+
+def test_entropy_of_weights():
+  weights = np.array([[1.0, 2.0, 0.0, 3.0], [0.0, 2.0, 0.0, 1.0]])
+  thirds = -0.75 * np.log(0.75) - 0.25 * np.log(0.25)
+  got = metrics_lib.weight_entropy(weights)
+  assert got == pytest.approx((0.0 + np.log(2.0) + thirds) / 3)
+  assert metrics_lib.weight_entropy(np.zeros((2, 5))) == 0.0
+
+
 def test_first_step_by_index_or_by_row():
   inputs = dataclasses.replace(
       rows.simple_inputs([[10.0, 10.0, 0.0]]),
@@ -230,29 +147,6 @@ def test_first_step_by_index_or_by_row():
         np.array([9.9, 10.0, 0.0]) - mean,
         rtol=1e-6,
     )
-
-
-@every_estimator
-def test_no_rows(estimator):
-  empty = rows.take(rows.random_inputs(0), np.zeros(0, int))
-  advantage, metrics = estimator(empty)
-  assert advantage.shape == (0,) and np.isfinite(list(metrics.values())).all()
-
-
-@every_estimator
-@pytest.mark.parametrize('name', ['reward_N', 'outcome_N'])
-@pytest.mark.parametrize('value', [np.nan, np.inf])
-def test_rewards_that_are_not_finite_are_refused(estimator, name, value):
-  inputs = rows.random_inputs(0)
-  column = getattr(inputs, name).copy()
-  row = int(np.flatnonzero(inputs.step_N == 2)[0])
-  column[row] = value
-  trajectory = inputs.trajectory_N[row]
-  with pytest.raises(
-      ValueError,
-      match=f'{name} is {value} for group 0, trajectory {trajectory}, step 2',
-  ):
-    estimator(dataclasses.replace(inputs, **{name: column}))
 
 
 def test_columns_of_different_lengths_are_refused():

@@ -41,6 +41,40 @@ def test_pair_ids_do_not_collide():
   assert len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
+@pytest.mark.parametrize('largest', [5, 10**6, 2**31 - 1])
+def test_pair_ids_are_ranks_however_large_the_ids(largest):
+  rng = np.random.default_rng(1)
+  columns = rng.integers(0, 6, (4, 500)) * (largest // 5)
+  _, ranks = np.unique(columns, axis=1, return_inverse=True)
+  np.testing.assert_array_equal(grouping.pair_ids(*columns), ranks.ravel())
+
+
+def test_pair_ids_ignore_what_stands_beside_an_absent_id():
+  ids = grouping.pair_ids(np.array([3, -1, 0, 3]), np.array([-1, 9, 1, 2]))
+  np.testing.assert_array_equal(ids < 0, [True, True, False, False])
+  assert ids[2] != ids[3] and ids.max() < 4
+
+
+@pytest.mark.parametrize('with_actions', [True, False])
+def test_prefix_ids_are_the_tuples(with_actions):
+  inputs = rows.random_inputs(2, groups=2, members=9, states=2)
+  inputs = dataclasses.replace(inputs, action_N=inputs.action_N % 2)
+  action = inputs.action_N * with_actions
+  ids = grouping.prefix_ids(
+      inputs.group_N,
+      inputs.state_N,
+      inputs.action_N if with_actions else None,
+      inputs.step_N,
+  )
+  keys = []
+  for row, step in enumerate(inputs.step_N):
+    past = range(row - step, row)
+    steps = [(inputs.state_N[i], action[i]) for i in past]
+    keys.append((inputs.group_N[row], *steps, inputs.state_N[row]))
+  pairs = set(zip(keys, ids))
+  assert len(pairs) == len(set(keys)) == len(set(ids)) < len(keys)
+
+
 def test_steps_are_found_in_any_order_and_once():
   inputs = rows.random_inputs(1)
   num = len(inputs.step_N)

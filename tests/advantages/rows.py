@@ -30,9 +30,7 @@ def random_inputs(
     columns['next_state_N'] += state[1:].tolist()
     columns['action_N'] += rng.integers(0, 5, length).tolist()
     columns['valid_N'] += (rng.random(length) < 0.8).tolist()
-  return make_inputs(
-      columns, tuple(f'room {state}' for state in range(states))
-  )
+  return make_inputs(columns, tuple(f'room {state}' for state in range(states)))
 
 
 def make_inputs(
@@ -50,18 +48,20 @@ def simple_inputs(outcomes: list[list[float]]) -> types.AdvantageInputs:
   flat = [x for group in outcomes for x in group]
   num = len(flat)
   group = [g for g, group in enumerate(outcomes) for _ in group]
-  return make_inputs({
-      'reward_N': flat,
-      'outcome_N': flat,
-      'success_N': [x > 0 for x in flat],
-      'group_N': group,
-      'trajectory_N': list(range(num)),
-      'step_N': [0] * num,
-      'state_N': [0] * num,
-      'next_state_N': [0] * num,
-      'action_N': [0] * num,
-      'valid_N': [True] * num,
-  })
+  return make_inputs(
+      {
+          'reward_N': flat,
+          'outcome_N': flat,
+          'success_N': [x > 0 for x in flat],
+          'group_N': group,
+          'trajectory_N': list(range(num)),
+          'step_N': [0] * num,
+          'state_N': [0] * num,
+          'next_state_N': [0] * num,
+          'action_N': [0] * num,
+          'valid_N': [True] * num,
+      }
+  )
 
 
 def take(
@@ -118,12 +118,12 @@ def reference(
         last = [path[s] for s in range(step - k + 1, step + 1)]
         keys[k - 1][row] = (inputs.group_N[row], *inputs.state_N[last])
   score = inputs.outcome_N.astype(np.float64) - charge
-  episode = _normalise(score, inputs.group_N.tolist(), 1, std, raw=True)
+  episode = normalise(score, inputs.group_N.tolist(), 1, std, raw=True)
   if kind == 'GRPO':
     return episode
   if kind == 'GiGPO':
-    return episode + weight * _normalise(q, keys[0], 1, std)
-  items = [_normalise(q, key, 0, std) for key in keys]
+    return episode + weight * normalise(q, keys[0], 1, std)
+  items = [normalise(q, key, 0, std) for key in keys]
   weights = [(k + 2.0) ** alpha for k in range(levels)]
   if base:
     items, weights = [episode, *items], [1.0, *weights]
@@ -132,9 +132,10 @@ def reference(
   return (used * items).sum(0) / (used.sum(0) + 1e-6)
 
 
-def _normalise(
+def normalise(
     x: np.ndarray, keys: list[object], ddof: int, std: bool, raw: bool = False
 ) -> np.ndarray:
+  """(x - mean) [/ (std + 1e-6)] of each key, float64; None has no key."""
   result = np.zeros(len(x))
   for key in set(keys) - {None}:
     rows = [row for row, other in enumerate(keys) if other == key]
