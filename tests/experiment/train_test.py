@@ -30,6 +30,7 @@ def test_first_iteration_learns_from_its_own_policy(finished):
   assert first['advantage/no_signal_share'] < 1.0
   assert first['batch/trajectories'] == 16.0
   assert first['batch/steps'] == first['rollout/steps']
+  assert first['batch/trained_steps'] == first['batch/steps']
   assert 'eval/success_rate' in first and 'eval/success_rate' in last
   assert 'eval/success_rate' not in second
 
@@ -52,6 +53,22 @@ def test_one_update_on_everything_has_ratio_one_and_loss_zero(
   assert abs(line['loss/total']) < 0.1
   assert abs(line['policy/ref_kl']) < 1e-6
   assert line['update/grad_norm'] > 1e-3
+
+
+def test_an_iteration_without_signal_makes_no_update(
+    policy, one_device, tmp_path
+):
+  runs.train(
+      policy,
+      tmp_path,
+      'Experiment.iterations = 1',
+      "Minibatches.no_signal = 'drop'",
+      "Boxes.kinds = ('put',)",  # Four steps, of which three are allowed.
+  )
+  line = runs.lines(tmp_path)[0]
+  assert line['batch/steps'] > 0 and line['advantage/no_signal_share'] == 1.0
+  assert line['batch/trained_steps'] == line['update/count'] == 0.0
+  assert 'update/grad_norm' not in line
 
 
 def test_a_seed_fixes_every_number_and_token(
