@@ -96,6 +96,8 @@ class Workers:
     start_timeout_s: until all workers must be ready.
     reset_timeout_s: for one reset.
     step_timeout_s: for one step.
+    recycle_episodes: a process that started so many episodes is replaced by a
+      fresh one before its next; 0 for never.
   """
 
   processes: int = 2
@@ -103,6 +105,7 @@ class Workers:
   start_timeout_s: float = 120.0
   reset_timeout_s: float = 60.0
   step_timeout_s: float = 20.0
+  recycle_episodes: int = 20_000
 
   def __post_init__(self) -> None:
     if self.processes < 1 or self.slots < 0:
@@ -121,6 +124,7 @@ class Workers:
         reset_timeout_s=self.reset_timeout_s,
         step_timeout_s=self.step_timeout_s,
         start_timeout_s=self.start_timeout_s,
+        recycle_episodes=self.recycle_episodes,
     )
 
 
