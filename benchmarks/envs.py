@@ -30,26 +30,13 @@ from hgpo_jax import types
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import pool as pool_lib
 
-_DATA = flags.DEFINE_string(
-    'data', '', 'As OfficialGames.folder; generated games if empty.'
-)
-_GAMES = flags.DEFINE_integer('games', 16, 'Games, of all task types.')
-_GROUP = flags.DEFINE_integer('group', 8, 'Environments of each game.')
-_STEPS = flags.DEFINE_integer('steps', 50, 'Commands to each environment.')
-_WORKERS = flags.DEFINE_integer('workers', 2, 'Processes of our pool.')
-_STOCK_ENVS = flags.DEFINE_integer('stock_envs', 4, 'Stock environments.')
-_STOCK_STEPS = flags.DEFINE_integer('stock_steps', 15, 'Commands to each.')
-_RESETS = flags.DEFINE_integer('resets', 500, 'Resets of the memory test.')
-_OUT = flags.DEFINE_string('out', '', 'JSON file to write the numbers to.')
-_PART = flags.DEFINE_string('part', '', 'Internal: what this process plays.')
-_WORK = flags.DEFINE_string('work', '', 'Internal: folder shared by the parts.')
 
 
 def spec(folder: str) -> alfworld.AlfworldEnv:
   """The environment under test; its cache starts empty."""
   games = alfworld.HouseholdGames()
-  if _DATA.value:
-    games = alfworld.OfficialGames(folder=_DATA.value)
+  if flags.FLAGS.data:
+    games = alfworld.OfficialGames(folder=flags.FLAGS.data)
   return alfworld.AlfworldEnv(games=games, cache=folder)
 
 
@@ -97,14 +84,14 @@ def part_alone(work: pathlib.Path) -> dict[str, Any]:
   env_spec = spec(str(work / 'cache'))
   env = env_spec.make()
   cold, resets, steps, commands = [], [], [], []
-  for number, task in enumerate(tasks(env_spec, _GAMES.value)):
+  for number, task in enumerate(tasks(env_spec, flags.FLAGS.games)):
     cold.append(timed(lambda t=task: env_spec.prepare(t))[1])
-    for member in range(_GROUP.value):
-      chance = random.Random(number * _GROUP.value + member)
+    for member in range(flags.FLAGS.group):
+      chance = random.Random(number * flags.FLAGS.group + member)
       result, cost = timed(lambda t=task: env.reset(t))
       resets.append(cost)
       commands.append([])
-      while len(commands[-1]) < _STEPS.value and not result.done:
+      while len(commands[-1]) < flags.FLAGS.steps and not result.done:
         garbage = chance.random() < 0.1
         command = 'eat it' if garbage else chance.choice(result.admissible)
         result, cost = timed(lambda c=command: env.step(c))
@@ -121,10 +108,10 @@ def part_alone(work: pathlib.Path) -> dict[str, Any]:
 
 def _growth(env_spec, env) -> dict[str, float]:
   """Resident memory that resets of known and of new games leave behind."""
-  chosen = tasks(env_spec, _GAMES.value)
+  chosen = tasks(env_spec, flags.FLAGS.games)
   rss = []
-  for number in range(_RESETS.value + 2 * len(chosen)):
-    if number in (2 * len(chosen), _RESETS.value + 2 * len(chosen) - 1):
+  for number in range(flags.FLAGS.resets + 2 * len(chosen)):
+    if number in (2 * len(chosen), flags.FLAGS.resets + 2 * len(chosen) - 1):
       rss.append(_resident_mb())
     env.step(env.reset(chosen[number % len(chosen)]).admissible[0])
   return {'resets_growth_mb': rss[1] - rss[0]}
@@ -149,12 +136,12 @@ def _stock_games(work: pathlib.Path) -> tuple[list[str], list[list[str]]]:
   env_spec = spec('none')
   commands = json.loads((work / 'commands.json').read_text())
   paths, chosen = [], []
-  for number, task in enumerate(tasks(env_spec, _GAMES.value)):
+  for number, task in enumerate(tasks(env_spec, flags.FLAGS.games)):
     path = work / f'{number}.tw-pddl'
     path.write_text(json.dumps(env_spec.games.load(task)))
     paths.append(str(path))
-    chosen.append(commands[number * _GROUP.value][: _STOCK_STEPS.value])
-  return paths[: _STOCK_ENVS.value], chosen[: _STOCK_ENVS.value]
+    chosen.append(commands[number * flags.FLAGS.group][: _STOCKflags.FLAGS.steps])
+  return paths[: flags.FLAGS.stock_envs], chosen[: flags.FLAGS.stock_envs]
 
 
 def part_stock(work: pathlib.Path) -> dict[str, Any]:
@@ -199,8 +186,8 @@ def part_pool(work: pathlib.Path) -> dict[str, Any]:
   """Our pool, with all environments at once."""
   env_spec = spec(str(work / 'cache'))
   commands = json.loads((work / 'commands.json').read_text())
-  chosen = [t for t in tasks(env_spec, _GAMES.value) for _ in range(_GROUP.value)]
-  with pool_lib.EnvPool(env_spec, len(chosen), _WORKERS.value) as envs:
+  chosen = [t for t in tasks(env_spec, flags.FLAGS.games) for _ in range(flags.FLAGS.group)]
+  with pool_lib.EnvPool(env_spec, len(chosen), flags.FLAGS.workers) as envs:
     pids = envs.worker_pids
     before, start = sum(map(cpu, pids)), time.monotonic()
     envs.reset(dict(enumerate(chosen)))
@@ -213,7 +200,7 @@ def part_pool(work: pathlib.Path) -> dict[str, Any]:
         'reset_all_wall_s': time.monotonic() - start,
     }
     steps, parent, wall = [], [], []
-    for step in range(_STEPS.value):
+    for step in range(flags.FLAGS.steps):
       acts = {s: c[step] for s, c in enumerate(commands) if step < len(c)}
       before, start = sum(map(cpu, pids)), time.monotonic()
       parent.append(timed(lambda a=acts: envs.step(a))[1] / len(acts))
@@ -263,7 +250,7 @@ def table(found: dict[str, Any]) -> str:
       f'Loading a game for the first time: {alone["first_load_ms"]["mean"]:.0f}'
       f' ms. Parent, a step: {pool["parent_ms_per_step"]["median"]:.4f} ms. All'
       f' {pool["slots"]} slots, wall: {pool["step_all_wall_s"]["median"]:.3f} s a'
-      f' step. {_RESETS.value} resets leave {alone["resets_growth_mb"]:.1f} MB.',
+      f' step. {flags.FLAGS.resets} resets leave {alone["resets_growth_mb"]:.1f} MB.',
   ]
   return '\n'.join(lines)
 
@@ -271,10 +258,10 @@ def table(found: dict[str, Any]) -> str:
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
-  if _PART.value:
-    work = pathlib.Path(_WORK.value)
-    found = PARTS[_PART.value](work)
-    (work / f'{_PART.value}.json').write_text(json.dumps(found))
+  if flags.FLAGS.part:
+    work = pathlib.Path(flags.FLAGS.work)
+    found = PARTS[flags.FLAGS.part](work)
+    (work / f'{flags.FLAGS.part}.json').write_text(json.dumps(found))
     os._exit(0)  # The native library must not be unloaded.
   spec('none').check()
   found = {'machine': f'{platform.machine()}, {os.cpu_count()} cores'}
@@ -284,10 +271,28 @@ def main(argv: Sequence[str]) -> None:
       command = [sys.executable, '-m', 'benchmarks.envs', *arguments]
       subprocess.run(command, check=True)
       found[part] = json.loads((pathlib.Path(work) / f'{part}.json').read_text())
-  if _OUT.value:
-    pathlib.Path(_OUT.value).write_text(json.dumps(found, indent=1) + '\n')
+  if flags.FLAGS.out:
+    pathlib.Path(flags.FLAGS.out).write_text(json.dumps(found, indent=1) + '\n')
   print(table(found))
 
 
+def define_flags() -> None:
+  """Not at import: other programs have flags of these names."""
+  flags.DEFINE_string(
+      'data', '', 'As OfficialGames.folder; generated games if empty.'
+  )
+  flags.DEFINE_integer('games', 16, 'Games, of all task types.')
+  flags.DEFINE_integer('group', 8, 'Environments of each game.')
+  flags.DEFINE_integer('steps', 50, 'Commands to each environment.')
+  flags.DEFINE_integer('workers', 2, 'Processes of our pool.')
+  flags.DEFINE_integer('stock_envs', 4, 'Stock environments.')
+  flags.DEFINE_integer('stock_steps', 15, 'Commands to each.')
+  flags.DEFINE_integer('resets', 500, 'Resets of the memory test.')
+  flags.DEFINE_string('out', '', 'JSON file to write the numbers to.')
+  flags.DEFINE_string('part', '', 'Internal: what this process plays.')
+  flags.DEFINE_string('work', '', 'Internal: folder shared by the parts.')
+
+
 if __name__ == '__main__':
+  define_flags()
   app.run(main)

@@ -34,8 +34,6 @@ ENGINES = ('stock', 'fast')
 RANDOM_COMMANDS = 25
 _GARBAGE = ('eat it', '', 'go to the moon 9', 'look\n', ' put  apple in fridge')
 
-_DATA = flags.DEFINE_string('data', '', 'As OfficialGames.folder.')
-_GAMES = flags.DEFINE_integer('games', 60, 'Number of games.')
 
 # (text, admissible commands, reward, won, done)
 Answer = tuple[str, list[str], float, bool, bool]
@@ -184,9 +182,9 @@ def _first(stock_lines: list[Any], fast_lines: list[Any]) -> str:
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
-  games = alfworld.OfficialGames(folder=_DATA.value)
+  games = alfworld.OfficialGames(folder=flags.FLAGS.data)
   games.check()
-  tasks = choose(games, _GAMES.value)
+  tasks = choose(games, flags.FLAGS.games)
   start = time.monotonic()
   found = differences(
       [games.load(task) for task in tasks], [task.task_id for task in tasks]
@@ -200,5 +198,12 @@ def main(argv: Sequence[str]) -> None:
   sys.exit(bool(found))
 
 
+def define_flags() -> None:
+  """Not at import: other programs have flags of these names."""
+  flags.DEFINE_string('data', '', 'As OfficialGames.folder.')
+  flags.DEFINE_integer('games', 60, 'Number of games.')
+
+
 if __name__ == '__main__':
+  define_flags()
   app.run(main)

@@ -20,9 +20,6 @@ from hgpo_jax import types
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import counters
 
-_DATA = flags.DEFINE_string('data', '', 'As OfficialGames.folder.')
-_CACHE = flags.DEFINE_string('cache', '', 'As AlfworldEnv.cache.')
-_SPLITS = flags.DEFINE_list('splits', list(alfworld.OFFICIAL_COUNTS), 'Splits.')
 _EVERY = 100
 
 
@@ -47,13 +44,13 @@ def trouble(
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
-  games = alfworld.OfficialGames(folder=_DATA.value)
-  spec = alfworld.AlfworldEnv(games=games, cache=_CACHE.value)
+  games = alfworld.OfficialGames(folder=flags.FLAGS.data)
+  spec = alfworld.AlfworldEnv(games=games, cache=flags.FLAGS.cache)
   spec.check()
   env, start = spec.make(), time.monotonic()
   won: collections.Counter[str] = collections.Counter()
   bad = 0
-  for name in _SPLITS.value:
+  for name in flags.FLAGS.splits:
     split = spec.split(name)
     for index in range(len(split)):
       if what := trouble(spec, env, split[index]):
@@ -72,5 +69,13 @@ def main(argv: Sequence[str]) -> None:
   os._exit(bool(bad))  # The native library must not be unloaded.
 
 
+def define_flags() -> None:
+  """Not at import: other programs have flags of these names."""
+  flags.DEFINE_string('data', '', 'As OfficialGames.folder.')
+  flags.DEFINE_string('cache', '', 'As AlfworldEnv.cache.')
+  flags.DEFINE_list('splits', list(alfworld.OFFICIAL_COUNTS), 'Splits.')
+
+
 if __name__ == '__main__':
+  define_flags()
   app.run(main)

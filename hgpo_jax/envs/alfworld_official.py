@@ -23,6 +23,7 @@ from hgpo_jax.envs import textworld_game
 # Games of the official release json_2.1.1, by split.
 COUNTS = {'train': 3553, 'valid_seen': 140, 'valid_unseen': 134}
 _RELEASE = 'json_2.1.1'
+_PACKAGE_DEFAULT = '~/.cache/alfworld'
 # Games of these kinds are in no list of the published protocol.
 _EXCLUDED = ('movable', 'Sliced')
 
@@ -74,7 +75,11 @@ class OfficialGames:
 
   @property
   def _given(self) -> str:
-    return self.folder or os.environ.get('ALFWORLD_DATA', '')
+    named = os.environ.get('ALFWORLD_DATA', '')
+    # The package sets it, to a folder that it makes, wherever it is imported.
+    if named == os.path.expanduser(_PACKAGE_DEFAULT):
+      named = named if os.path.isdir(os.path.join(named, _RELEASE)) else ''
+    return self.folder or named
 
   @property
   def root(self) -> pathlib.Path:

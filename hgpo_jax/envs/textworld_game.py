@@ -106,34 +106,79 @@ def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _copy_symbols(symbols: Any) -> Any:
+  """Symbols whose contexts can be set without touching the originals.
+
+  TextWorld copies as deep as it goes; contexts are set in symbols and in what
+  a list is of, and nothing else is written to.
+  """
+  if isinstance(symbols, list):
+    return [_copy_symbols(symbol) for symbol in symbols]
+  fresh = copy.copy(symbols)
+  if type(symbols).__name__ == 'ListSymbol':
+    fresh.symbol = _copy_symbols(symbols.symbol)
+  return fresh
+
+
+_code = functools.lru_cache(maxsize=4096)(
+    lambda expression: compile(expression, '<grammar>', 'eval')
+)
+
+
+def _evaluate(symbol: Any, context: Mapping[str, Any] | None = None) -> Any:
+  """`EvalSymbol.derive` with its expression compiled once."""
+  from textworld.envs.pddl import textgen
+
+  context = context or symbol.context
+  names = {'self': symbol, 'context': context, **context['variables']}
+  value = eval(_code(symbol.expression), vars(textgen), names)
+  return [textgen.TerminalSymbol(value)]
+
+
 @functools.lru_cache(maxsize=1)
 def _quicken_text_generation() -> None:
   """Speeds up TextWorld's grammar for this whole process; same texts.
 
-  Its two text parsers are pure, so they are memoized; contexts are copied as
-  deep as they are written to.
+  Its parsers are pure, so they are memoized; contexts and symbols are copied
+  as deep as they are written to.
   """
   from textworld.envs.pddl import textgen
   from textworld.logic import Rule
 
-  parse_symbols = functools.lru_cache(maxsize=4096)(textgen._parse_and_convert)
+  parse = textgen._parse_and_convert
+
+  @functools.lru_cache(maxsize=4096)
+  def parse_symbols(text: str, **options: Any) -> list[Any]:
+    symbols = parse(text, **options)
+    _forget_callers(textgen._PARSER)
+    return symbols
 
   def fresh_symbols(text: str, **options: Any) -> list[Any]:
     # The caller writes contexts into the symbols, so each gets its own.
-    return copy.deepcopy(parse_symbols(text, **options))
+    return _copy_symbols(parse_symbols(text, **options))
 
   textgen._parse_and_convert = fresh_symbols
   Rule.parse_conjunctive_query = functools.lru_cache(maxsize=4096)(
       Rule.parse_conjunctive_query
   )
   textgen.copy_context = _copy_context
+  textgen.deepcopy = _copy_symbols
+  textgen.EvalSymbol.derive = _evaluate
+  textgen.check_flag = functools.cache(textgen.check_flag)
 
 
 @functools.lru_cache(maxsize=8)
 def _logic(domain: str, grammar_without_task: str) -> Any:
   from textworld.envs.pddl import logic
 
-  return logic.GameLogic(domain=domain, grammar=grammar_without_task)
+  parsed = logic.GameLogic(domain=domain, grammar=grammar_without_task)
+  _forget_callers(logic._PARSER)
+  return parsed
+
+
+def _forget_callers(parser: Any) -> None:
+  """A parser keeps its last error, and that the frames that led to it."""
+  parser._furthest_exception = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import os
 import re
+import tarfile
 from unittest import mock
 
 import pytest
 
 from hgpo_jax import types
 from hgpo_jax.envs import alfworld
+from hgpo_jax.envs import alfworld_official
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
 from hgpo_jax.envs import textworld_game
@@ -23,7 +26,13 @@ KIND = household.KINDS[0]
 MINI = household.Layout(receptacles=(5, 8), most_per_type=1, objects=(3, 6))
 
 
-class TestGenerated(conformance.EnvConformance):
+class _Conformance(conformance.EnvConformance):
+
+  def solution(self, spec, task):
+    return spec.games.load(task)['walkthrough']
+
+
+class TestGenerated(_Conformance):
   splits = ('train', 'heldout')
 
   @pytest.fixture
@@ -46,7 +55,7 @@ def official_folder(tmp_path_factory):
   return root
 
 
-class TestOfficialLayout(conformance.EnvConformance):
+class TestOfficialLayout(_Conformance):
   splits = tuple(alfworld.OFFICIAL_COUNTS)
 
   @pytest.fixture
@@ -163,7 +172,7 @@ def test_texts_commands_and_outcomes_equal_the_stock_engine():
 
 def test_the_comparison_with_the_stock_engine_sees_one_byte():
   game = household_pddl.game_data(household.generate(7, KIND, MINI))
-  lines = alfworld_equality.play('fast', game, seed=0)
+  lines = json.loads(json.dumps(alfworld_equality.play('fast', game, seed=0)))
   other = json.loads(json.dumps(lines))
   other[3][1][0] += ' '
   assert 'step 3: stock' in alfworld_equality._first(lines, other)
@@ -214,3 +223,80 @@ def test_step_after_the_end_is_an_error():
   assert isinstance(result, types.StepResult) and result.done
   with pytest.raises(RuntimeError, match='call reset first'):
     env.step('look')
+
+
+@pytest.fixture
+def archive(official_folder, tmp_path):
+  path = tmp_path / 'games.tar.xz'
+  with tarfile.open(path, 'w:xz') as file:
+    file.add(official_folder, 'json_2.1.1')
+  return path
+
+
+def test_an_archive_is_unpacked_once(
+    archive, official_folder, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  games = alfworld.OfficialGames(folder=str(archive), any_count=True)
+  games.check()
+  folder = alfworld.OfficialGames(folder=str(official_folder), any_count=True)
+  for name in alfworld.OFFICIAL_COUNTS:
+    assert games.split(name) == folder.split(name)
+  task = games.split('train')[0]
+  assert games.load(task) == folder.load(task)
+  kept = list((tmp_path / 'cache').rglob('json_2.1.1'))
+  assert kept == [games.root]
+  alfworld_official._root.cache_clear()
+  monkeypatch.setattr(tarfile, 'open', None)  # Not opened again.
+  assert games.root == kept[0]
+
+
+@pytest.mark.parametrize('content', [b'no archive', None])
+def test_an_archive_that_cannot_be_unpacked(
+    archive, content, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  if content is None:  # Cut off, as a download may be.
+    content = archive.read_bytes()[:-200]
+  archive.write_bytes(content)
+  games = alfworld.OfficialGames(folder=str(archive))
+  with pytest.raises(ValueError, match='games.tar.xz.* cannot be unpacked'):
+    games.check()
+  assert not list((tmp_path / 'cache').rglob('*game*'))
+
+
+def test_the_folder_above_and_the_environment_name_the_games(
+    official_folder, tmp_path, monkeypatch
+):
+  above = tmp_path / 'data'
+  above.mkdir()
+  (above / 'json_2.1.1').symlink_to(official_folder)
+  games = alfworld.OfficialGames(folder=str(above), any_count=True)
+  assert len(games.split('train')) == 3
+  monkeypatch.setenv('ALFWORLD_DATA', str(above))
+  assert alfworld.OfficialGames(any_count=True).split('train') == games.split(
+      'train'
+  )
+  for unset in ('', os.path.expanduser('~/.cache/alfworld')):
+    monkeypatch.setenv('ALFWORLD_DATA', unset)
+    if os.path.isdir(os.path.join(unset or '/nowhere', 'json_2.1.1')):
+      continue
+    with pytest.raises(ValueError, match='ALFWORLD_DATA is not set; give the'):
+      alfworld.OfficialGames()
+
+
+def test_games_that_the_protocol_leaves_out(tmp_path, monkeypatch):
+  monkeypatch.setitem(alfworld.OFFICIAL_COUNTS, 'train', 2)
+  game = household_pddl.game_data(household.generate(0, KIND, MINI))
+
+  def add(name, **changes):
+    path = tmp_path / 'train' / name / 'trial' / 'game.tw-pddl'
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**game, **changes}))
+
+  for name in ('a-X', 'b-X', 'look-movable', 'c-BreadSliced-None'):
+    add(name)
+  add('d-X', solvable=False)
+  games = alfworld.OfficialGames(folder=str(tmp_path))
+  split = games.split('train')
+  assert [split[i].kind for i in range(len(split))] == ['a', 'b']
