@@ -31,7 +31,6 @@ from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import pool as pool_lib
 
 
-
 def spec(folder: str) -> alfworld.AlfworldEnv:
   """The environment under test; its cache starts empty."""
   games = alfworld.HouseholdGames()
@@ -140,7 +139,9 @@ def _stock_games(work: pathlib.Path) -> tuple[list[str], list[list[str]]]:
     path = work / f'{number}.tw-pddl'
     path.write_text(json.dumps(env_spec.games.load(task)))
     paths.append(str(path))
-    chosen.append(commands[number * flags.FLAGS.group][: _STOCKflags.FLAGS.steps])
+    chosen.append(
+        commands[number * flags.FLAGS.group][: flags.FLAGS.stock_steps]
+    )
   return paths[: flags.FLAGS.stock_envs], chosen[: flags.FLAGS.stock_envs]
 
 
@@ -186,7 +187,11 @@ def part_pool(work: pathlib.Path) -> dict[str, Any]:
   """Our pool, with all environments at once."""
   env_spec = spec(str(work / 'cache'))
   commands = json.loads((work / 'commands.json').read_text())
-  chosen = [t for t in tasks(env_spec, flags.FLAGS.games) for _ in range(flags.FLAGS.group)]
+  chosen = [
+      t
+      for t in tasks(env_spec, flags.FLAGS.games)
+      for _ in range(flags.FLAGS.group)
+  ]
   with pool_lib.EnvPool(env_spec, len(chosen), flags.FLAGS.workers) as envs:
     pids = envs.worker_pids
     before, start = sum(map(cpu, pids)), time.monotonic()
@@ -270,7 +275,9 @@ def main(argv: Sequence[str]) -> None:
       arguments = [f'--part={part}', f'--work={work}', *sys.argv[1:]]
       command = [sys.executable, '-m', 'benchmarks.envs', *arguments]
       subprocess.run(command, check=True)
-      found[part] = json.loads((pathlib.Path(work) / f'{part}.json').read_text())
+      found[part] = json.loads(
+          (pathlib.Path(work) / f'{part}.json').read_text()
+      )
   if flags.FLAGS.out:
     pathlib.Path(flags.FLAGS.out).write_text(json.dumps(found, indent=1) + '\n')
   print(table(found))

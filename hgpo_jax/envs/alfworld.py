@@ -154,7 +154,7 @@ class AlfworldEnv:
         )
 
   def check(self) -> None:
-    self._fast  # Warns, or says what is not installed.
+    textworld_game.check_versions()
     self.games.check()
 
   def split(self, name: str) -> base.Split:

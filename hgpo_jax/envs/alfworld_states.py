@@ -25,9 +25,7 @@ class Observation:
   was visited, and all moments at which nothing happened.
   """
 
-  def __call__(
-      self, command: str, text: str, admissible: Sequence[str]
-  ) -> str:
+  def __call__(self, command: str, text: str, admissible: Sequence[str]) -> str:
     del command, admissible
     return text
 
@@ -46,9 +44,7 @@ class ObservationAdmissible:
     self._last = ''
     self._key = ''
 
-  def __call__(
-      self, command: str, text: str, admissible: Sequence[str]
-  ) -> str:
+  def __call__(self, command: str, text: str, admissible: Sequence[str]) -> str:
     del command
     if self._key and text.startswith(_NOTHING):
       return self._key
@@ -78,21 +74,21 @@ class ObservationInventory:
     self._place: dict[str, str] = {}
     self._done: dict[str, frozenset[str]] = {}
 
-  def __call__(
-      self, command: str, text: str, admissible: Sequence[str]
-  ) -> str:
+  def __call__(self, command: str, text: str, admissible: Sequence[str]) -> str:
     del command
     for pattern, act in _EVENTS.items():
       if match := re.match(pattern, text):
         act(self, **match.groupdict())
         break
-    return ' '.join((
-        text,
-        f'Location: {self._location}.',
-        f'In hand: {self._describe(self._holding) or "nothing"}.',
-        f'Moved: {"; ".join(self._moved()) or "nothing"}.',
-        ','.join(sorted(admissible)),
-    ))
+    return ' '.join(
+        (
+            text,
+            f'Location: {self._location}.',
+            f'In hand: {self._describe(self._holding) or "nothing"}.',
+            f'Moved: {"; ".join(self._moved()) or "nothing"}.',
+            ','.join(sorted(admissible)),
+        )
+    )
 
   def _describe(self, thing: str) -> str:
     done = ' '.join(sorted(self._done.get(thing, ())))

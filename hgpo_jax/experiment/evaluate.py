@@ -263,4 +263,6 @@ def table(results: Mapping[str, Result]) -> str:
 
 
 def _line(label: str, cells: Sequence[str], games: str = '') -> str:
-  return f'| {label} | {games + " " if games else ""}| ' + ' | '.join(cells) + ' |'
+  return (
+      f'| {label} | {games + " " if games else ""}| ' + ' | '.join(cells) + ' |'
+  )

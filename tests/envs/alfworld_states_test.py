@@ -26,9 +26,7 @@ def test_observation_is_the_raw_text():
 
 def test_admissible_commands_are_part_of_the_state():
   key = keys('admissible', [ROOM])[0]
-  assert key == (
-      f"{ROOM}\nAdmissible actions:\n 'go to fridge 1'\n 'look'\n"
-  )
+  assert key == (f"{ROOM}\nAdmissible actions:\n 'go to fridge 1'\n 'look'\n")
   assert keys('admissible', [ROOM], ('look',))[0] != key
 
 

@@ -44,7 +44,13 @@ def test_an_entry_is_made_once(cache):
 def test_names_depend_on_every_part_and_on_where_it_ends():
   keys = {
       disk_cache.key(*parts)
-      for parts in (('ab', 'c'), ('a', 'bc'), ('abc',), ('abc', ''), ('c', 'ab'))
+      for parts in (
+          ('ab', 'c'),
+          ('a', 'bc'),
+          ('abc',),
+          ('abc', ''),
+          ('c', 'ab'),
+      )
   }
   assert len(keys) == 5
 
@@ -104,7 +110,7 @@ def _race(folder: str, go: multiprocessing.Barrier, wrong) -> None:
   for number in range(30):
     content = bytes([number]) * 50_000
     go.wait(60)
-    got = cache.get(disk_cache.key(str(number)), lambda: content)  # pylint: disable=cell-var-from-loop
+    got = cache.get(disk_cache.key(str(number)), lambda c=content: c)
     wrong.value += got != content
   wrong.value += counters.take().get('games_corrupt', 0)
 

@@ -92,11 +92,11 @@ def test_only_the_slot_that_misbehaves_fails(envs, fault):
   # The others go on as if nothing had happened, and so does a new episode.
   assert envs.reset({1: TASKS[1]})[1] == play(TASKS[1])[0]
   others = (0, 2, 3)
-  for step in range(step, 4):
+  for later in range(step, 4):
     answers = envs.step(
-        {slot: toy.solution(SPEC, tasks[slot])[step] for slot in others}
+        {slot: toy.solution(SPEC, tasks[slot])[later] for slot in others}
     )
-    assert answers == {s: play(tasks[s])[step + 1] for s in others}
+    assert answers == {s: play(tasks[s])[later + 1] for s in others}
   assert change(envs, before, 'restarts') == restarts
   assert change(envs, before, 'env_errors') == (kind == 'env_error')
   assert change(envs, before, 'timeouts') == (kind == 'timeout')
@@ -244,7 +244,9 @@ def test_memory_of_a_worker_is_measured():
       envs.reset({0: spec.split('train')[0]})
     after = envs.metrics
   assert 5.0 < before['memory/worker_mb_0'] < 500.0
-  assert 30.0 < after['memory/worker_mb_0'] - before['memory/worker_mb_0'] < 60.0
+  assert (
+      30.0 < after['memory/worker_mb_0'] - before['memory/worker_mb_0'] < 60.0
+  )
   assert after['memory/worker_mb_1'] - before['memory/worker_mb_1'] < 10.0
 
 
