@@ -32,6 +32,7 @@ def refuse_arguments(argv: Sequence[str]) -> None:
 
 def load(
     default: Sequence[str] = (),
+    bindings: Sequence[str] = (),
 ) -> tuple[spec_lib.Experiment, str]:
   """The checked experiment and the arithmetic of its batch.
 
@@ -39,6 +40,7 @@ def load(
 
   Args:
     default: gin files to read if none is given by flag.
+    bindings: what another flag stands for; they win over --gin_bindings.
   """
   absl_logging.get_absl_handler().addFilter(_ours)
   from hgpo_jax.experiment import plan
@@ -46,7 +48,8 @@ def load(
 
   files = _GIN_FILE.value or list(default)
   try:
-    spec = config.load(files, _GIN_BINDINGS.value, root=spec_lib.Experiment)
+    given = [*_GIN_BINDINGS.value, *bindings]
+    spec = config.load(files, given, root=spec_lib.Experiment)
     return spec, plan.check(spec)
   except (ValueError, OSError, ImportError, KeyError) as error:
     # A KeyError puts its text into quotes.

@@ -1,7 +1,9 @@
 """Evaluates: `python -m hgpo_jax.eval --gin_file=... --out=result.json`.
 
 Takes the configuration of a training run; `--run_dir` evaluates the newest
-checkpoint of that run, else the policy's own folder is evaluated.
+checkpoint of that run, else the policy's own folder is evaluated. Each game of
+`Evaluation.split` is played exactly once a seed, whatever the number of slots;
+`--compat=verl_agent` draws 128 games with replacement, as that code does.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from absl import flags
 from hgpo_jax import entry
 
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Run whose policy to evaluate.')
-_OUT = flags.DEFINE_string('out', None, 'JSON file to write the result to.')
+_OUT = flags.DEFINE_string(
+    'out', None, 'JSON file to write the result to; the table goes beside it.'
+)
+_COMPAT = flags.DEFINE_enum(
+    'compat', None, ['verl_agent'], 'Choose games as other code does.'
+)
+
+_COMPAT_BINDINGS = {None: [], 'verl_agent': ['Evaluation.draws = 128']}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -25,15 +34,17 @@ def main(argv: Sequence[str]) -> None:
   from hgpo_jax.experiment import loop
   from hgpo_jax.experiment import saved_policy
 
-  spec, _ = entry.load()
+  spec, _ = entry.load(bindings=_COMPAT_BINDINGS[_COMPAT.value])
   run_dir = pathlib.Path(_RUN_DIR.value) if _RUN_DIR.value else None
   try:
     name, iteration, result = saved_policy.evaluate(spec, run_dir)
   except loop.FAILURES as error:
     sys.exit(f'error: {error}')
-  print(evaluate.table({name: result}))
+  table = evaluate.table({name: result})
+  print(table)
   if _OUT.value:
     evaluate.save(_OUT.value, result, iteration)
+    pathlib.Path(_OUT.value).with_suffix('.md').write_text(table + '\n')
 
 
 if __name__ == '__main__':

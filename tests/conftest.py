@@ -18,6 +18,9 @@ _cache = pathlib.Path(tempfile.gettempdir()) / f'hgpo_jax_{os.getuid()}_xla'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache))
 os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.5')
 os.environ.setdefault('TOKENIZERS_PARALLELISM', 'false')
+# What the package keeps between runs; also of the processes of tests.
+_kept = pathlib.Path(tempfile.gettempdir()) / f'hgpo_jax_{os.getuid()}_cache'
+os.environ['XDG_CACHE_HOME'] = str(_kept)
 
 # A shell ignores Ctrl-C for what it starts in the background, and children
 # inherit that; tests of Ctrl-C need it as it is in the foreground.

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pathlib
 from typing import Any, Protocol
 
 from hgpo_jax import config
 from hgpo_jax import types
+from hgpo_jax.envs import alfworld_official
+from hgpo_jax.envs import alfworld_states
 from hgpo_jax.envs import base
+from hgpo_jax.envs import disk_cache
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
 from hgpo_jax.envs import textworld_engine
 from hgpo_jax.envs import textworld_game
+from hgpo_jax.envs import textworld_stock
 
 # Reward of the step that solves the task (published ALFWorld protocol).
 SOLVED_REWARD = 10.0
 
-# Games of the official release json_2.1.1, by split.
-OFFICIAL_COUNTS = {'train': 3553, 'valid_seen': 140, 'valid_unseen': 134}
+OfficialGames = alfworld_official.OfficialGames
+OFFICIAL_COUNTS = alfworld_official.COUNTS
+
+_STATE_KEYS = alfworld_states.STATE_KEYS
+_ENGINES = {
+    'fast': textworld_engine.Engine,
+    'stock': textworld_stock.StockEngine,
+}
+_NO_CACHE = 'none'
 
 
 class Games(Protocol):
@@ -106,88 +116,42 @@ class HouseholdGames:
     return household_pddl.game_data(game)
 
 
-@dataclasses.dataclass(frozen=True)
-class OfficialSplit:
-  """Game files of one folder of the official layout, sorted by path."""
-
-  name: str
-  paths: tuple[str, ...]
-
-  def __len__(self) -> int:
-    return len(self.paths)
-
-  def __getitem__(self, index: int) -> types.Task:
-    _check_index(index, len(self), self.name)
-    path = self.paths[index]
-    kind = path.split('/')[1].split('-')[0]
-    return types.Task(self.name, index, path, 0, kind)
-
-
-@functools.lru_cache(maxsize=8)
-def _game_paths(folder: str, split: str) -> tuple[str, ...]:
-  root = pathlib.Path(folder)
-  found = sorted((root / split).glob('*/*/game.tw-pddl'))
-  return tuple(p.relative_to(root).as_posix() for p in found)
-
-
-@config.configurable
-@dataclasses.dataclass(frozen=True)
-class OfficialGames:
-  """The official ALFWorld games, read from `folder` (never downloaded).
-
-  Attributes:
-    folder: the folder `json_2.1.1` that holds train/, valid_seen/ and
-      valid_unseen/.
-    any_count: accept other numbers of games than the official ones.
-  """
-
-  folder: str
-  any_count: bool = False
-
-  def check(self) -> None:
-    for name, expected in OFFICIAL_COUNTS.items():
-      found = len(_game_paths(self.folder, name))
-      if not found or (found != expected and not self.any_count):
-        raise ValueError(
-            f'OfficialGames.folder = {self.folder!r} holds {found} games in'
-            f' {name}/, expected {expected}; give the folder json_2.1.1 of the'
-            ' official data, or set OfficialGames.any_count = True for a part'
-            ' of it'
-        )
-
-  def split(self, name: str) -> OfficialSplit:
-    if name not in OFFICIAL_COUNTS:
-      raise KeyError(
-          f'unknown split {name!r} of OfficialGames; known:'
-          f' {tuple(OFFICIAL_COUNTS)}'
-      )
-    return OfficialSplit(name, _game_paths(self.folder, name))
-
-  def load(self, task: types.Task) -> dict[str, Any]:
-    return textworld_game.read_game(pathlib.Path(self.folder) / task.task_id)
-
-
 @config.configurable
 @dataclasses.dataclass(frozen=True)
 class AlfworldEnv:
   """ALFWorld text games as an environment.
 
-  Reward 10 on the step that solves the task, else 0. The state key is the
-  raw observation text, as in the published GiGPO and HGPO protocol.
+  Reward 10 on the step that solves the task, else 0.
 
   Attributes:
     games: where games come from.
     max_steps: steps after which an unsolved episode is truncated.
+    state_key: what makes two states the same one, see `alfworld_states`:
+      'observation' (published GiGPO and HGPO), 'admissible' (published G2PO)
+      or 'inventory' (published GraphGPO).
+    engine: 'fast', which gives way to the stock engine on versions that it
+      was not written for, or 'stock': the same texts, a hundred times slower.
+    cache: folder that translated games are kept in, for any number of runs at
+      a time; '' for one in the user's cache folder, 'none' for no cache.
   """
 
   games: Games
   max_steps: int = 50
+  state_key: str = 'observation'
+  engine: str = config.may_change('fast')
+  cache: str = config.may_change('')
 
   def __post_init__(self) -> None:
     if self.max_steps < 1:
       raise ValueError(
           f'AlfworldEnv.max_steps is {self.max_steps}; expected at least 1'
       )
+    for name, known in (('state_key', _STATE_KEYS), ('engine', _ENGINES)):
+      if getattr(self, name) not in known:
+        raise ValueError(
+            f'AlfworldEnv.{name} is {getattr(self, name)!r}; expected one of'
+            f' {sorted(known)}'
+        )
 
   def check(self) -> None:
     textworld_game.check_versions()
@@ -197,49 +161,77 @@ class AlfworldEnv:
     return self.games.split(name)
 
   def make(self) -> LiveAlfworld:
-    return LiveAlfworld(self)
+    return LiveAlfworld(self, _ENGINES['fast' if self._fast else 'stock']())
+
+  def prepare(self, task: types.Task) -> None:
+    """Loads a game that an env of this process will soon be reset to."""
+    _ready(self, task)
+
+  @property
+  def _fast(self) -> bool:
+    return self.engine == 'fast' and textworld_game.check_versions()
+
+  def _load(self, task: types.Task) -> Any:
+    """The game of a task, as the engine takes it."""
+    data = self.games.load(task)
+    if not self._fast:
+      return textworld_stock.stock_game(data)
+    if self.cache == _NO_CACHE:
+      return textworld_game.compile_game(data)
+    folder = self.cache or disk_cache.user_folder() / 'alfworld_games'
+    cache = disk_cache.DiskCache(folder, 'game_cache')
+    return textworld_game.compile_game(data, cache)
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(games: Games, task: types.Task) -> textworld_game.CompiledGame:
-  """Translated games are shared by all slots of a worker process."""
-  return textworld_game.compile_game(games.load(task))
+def _ready(spec: AlfworldEnv, task: types.Task) -> Any:
+  """Loaded games are shared by all slots of a worker process."""
+  return spec._load(task)  # pylint: disable=protected-access
 
 
 class LiveAlfworld:
   """One slot: an engine that plays one episode after another."""
 
-  def __init__(self, spec: AlfworldEnv) -> None:
+  def __init__(
+      self,
+      spec: AlfworldEnv,
+      engine: textworld_engine.Engine | textworld_stock.StockEngine,
+  ) -> None:
     self._spec = spec
-    self._engine = textworld_engine.Engine()
+    self._engine = engine
+    self._key = _STATE_KEYS[spec.state_key]()
     self._steps = 0
     self._done = True
 
   def reset(self, task: types.Task) -> types.StepResult:
-    game = _compiled(self._spec.games, task)
+    game = _ready(self._spec, task)
     text = self._engine.reset(game)
     self._steps, self._done = 0, False
-    return self._result(text, instruction=game.task)
+    self._key = _STATE_KEYS[self._spec.state_key]()
+    return self._result('', text, instruction=game.task)
 
   def step(self, action: str) -> types.StepResult:
     if self._done:
       raise RuntimeError('step after the episode ended; call reset first')
     text = self._engine.step(action)
     self._steps += 1
-    return self._result(text)
+    return self._result(action, text)
 
   def close(self) -> None:
     """The native library cannot be unloaded; it ends with the process."""
     self._done = True
 
-  def _result(self, text: str, instruction: str = '') -> types.StepResult:
+  def _result(
+      self, action: str, text: str, instruction: str = ''
+  ) -> types.StepResult:
     won = self._engine.won
+    admissible = self._engine.admissible
     truncated = self._steps >= self._spec.max_steps and not won
     self._done = won or truncated
     return types.StepResult(
         observation=text,
-        state_key=text,
-        admissible=self._engine.admissible,
+        state_key=self._key(action, text, admissible),
+        admissible=admissible,
         reward=SOLVED_REWARD if won and self._steps else 0.0,
         terminated=won,
         truncated=truncated,

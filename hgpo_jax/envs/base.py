@@ -54,3 +54,10 @@ class EnvSpec(Protocol):
 
   def split(self, name: str) -> Split:
     """The split called `name`; raises KeyError naming the known ones."""
+
+
+class PreparingSpec(EnvSpec, Protocol):
+  """A spec whose tasks take time to load; the pool calls it if it is there."""
+
+  def prepare(self, task: types.Task) -> None:
+    """Loads what a reset to `task` needs; called in an idle worker."""

@@ -5,16 +5,19 @@ spread. A call sends one message to each worker and gathers one reply a slot.
 Only the slot that misbehaves fails. A worker that hangs, dies or answers
 nonsense is killed and replaced; its other slots go on, because environments
 are deterministic: they are reset and their actions replayed, and the last
-result must come out the same.
+result must come out the same. After so many episodes a worker is replaced by
+a fresh one, in the same way: what native libraries leak ends with it.
 """
 
 from __future__ import annotations
 
 import atexit
+import collections
 from collections.abc import Iterable, Mapping
+import math
 import multiprocessing
-from multiprocessing import connection
 import pickle
+import select
 import time
 
 from absl import logging
@@ -40,7 +43,8 @@ class EnvPool:
 
   Use it as a context manager, or call `close`. Deadlines are in seconds and
   hold for one slot's reset, one slot's step, and the start of a worker with
-  all of its environments.
+  all of its environments. A worker that has started `recycle_episodes`
+  episodes is replaced before its next one; 0 keeps it for good.
 
   Raises:
     EnvStartError: an environment could not be made in time, or at all.
@@ -54,6 +58,7 @@ class EnvPool:
       reset_timeout_s: float = 60.0,
       step_timeout_s: float = 20.0,
       start_timeout_s: float = 120.0,
+      recycle_episodes: int = 0,
   ):
     self._limits = {
         'reset_timeout_s': reset_timeout_s,
@@ -64,10 +69,17 @@ class EnvPool:
     for name, value in (sizes | self._limits).items():
       if value <= 0:
         raise ValueError(f'EnvPool.{name} is {value}, expected more than 0')
+    if recycle_episodes < 0:
+      raise ValueError(
+          f'EnvPool.recycle_episodes is {recycle_episodes}, expected at least'
+          ' 0, which keeps workers for good'
+      )
     self.num_slots = num_slots
     self._spec = spec
     self._ledger = ledger.Ledger(num_slots)
-    self._restarts = 0
+    self._recycle_episodes = recycle_episodes
+    self._restarts = self._recycled = 0
+    self._counts: collections.Counter[str] = collections.Counter()
     self._started = self._closed = False
     count = min(num_workers, num_slots)
     self._workers = [
@@ -94,6 +106,21 @@ class EnvPool:
         {slot: ledger.Job(action=action) for slot, action in actions.items()}
     )
 
+  def prefetch(self, tasks: Iterable[types.Task]) -> None:
+    """Lets idle workers load tasks that `reset` will name soon.
+
+    Returns at once. Each worker loads all of them, beginning at another place,
+    so that what is kept on disk is made once. A call that comes meanwhile waits
+    for the load under way at most.
+    """
+    tasks = tuple(dict.fromkeys(tasks))
+    if self._closed or not tasks or not hasattr(self._spec, 'prepare'):
+      return
+    for process in self._workers:
+      if process.pid is not None and not process.pending:
+        first = process.index * len(tasks) // len(self._workers)
+        process.tell(worker.Prepare(tasks[first:] + tasks[:first]))
+
   def close(self) -> None:
     """Ends all workers, closing idle environments first. Safe to repeat."""
     if self._closed:
@@ -112,7 +139,12 @@ class EnvPool:
   @property
   def metrics(self) -> types.Metrics:
     """Counts since the start, and each worker's resident memory in MB."""
-    counts = {'restarts': self._restarts, **self._ledger.counts}
+    counts = {
+        'restarts': self._restarts,
+        'recycled': self._recycled,
+        **self._ledger.counts,
+        **self._counts,
+    }
     metrics = {f'pool/{name}': float(n) for name, n in counts.items()}
     for process in self._workers:
       metrics[f'memory/worker_mb_{process.index}'] = process.resident_mb()
@@ -151,7 +183,12 @@ class EnvPool:
     if self._closed:
       raise RuntimeError('the EnvPool is closed')
     self._ledger.open(jobs)
-    self._run([p for p in self._workers if self._ledger.waiting(p.slots)])
+    busy = [p for p in self._workers if self._ledger.waiting(p.slots)]
+    for process in busy:
+      starts = any(jobs[s].task for s in self._ledger.waiting(process.slots))
+      if starts and 0 < self._recycle_episodes <= process.resets:
+        self._recycle(process)
+    self._run(busy)
     return {slot: self._ledger.answers[slot] for slot in jobs}
 
   def _run(self, processes: Iterable[worker_process.WorkerProcess]) -> None:
@@ -161,11 +198,9 @@ class EnvPool:
         self._dispatch(process)
       while busy := [p for p in self._workers if p.pending]:
         due = min(p.since + self._limits[_knob(p.head)] for p in busy)
-        ready = connection.wait(
-            [p.conn for p in busy], max(0.0, due - time.monotonic())
-        )
+        ready = _wait(busy, due - time.monotonic())
         for process in busy:
-          if process.conn in ready:
+          if process in ready:
             self._receive(process)
           else:
             self._check_deadline(process)
@@ -181,6 +216,19 @@ class EnvPool:
     elif requests := self._ledger.requests(process.slots):
       process.send(requests, requests)
 
+  def _recycle(self, process: worker_process.WorkerProcess) -> None:
+    """Ends a worker between two calls; its next message starts another."""
+    logging.info(
+        'EnvPool: worker %d ends after %d episodes and %.0f MB',
+        process.index,
+        process.resets,
+        process.resident_mb(),
+    )
+    process.hang_up()
+    process.end(grace_s=_CLOSE_SECONDS)
+    self._ledger.lose(process.slots)
+    self._recycled += 1
+
   def _receive(self, process: worker_process.WorkerProcess) -> None:
     try:
       request, reply = process.receive()
@@ -190,6 +238,8 @@ class EnvPool:
     except Exception as error:  # pylint: disable=broad-except
       self._replace(process, process.head, f'worker sent garbage: {error}')
     else:
+      if reply.counts:
+        self._counts.update(reply.counts)
       if request.id != worker.START:
         self._ledger.settle(request, reply)
       elif reply.error:
@@ -241,6 +291,22 @@ class EnvPool:
       for slot in process.slots:
         message = f'a new worker could not make {name}: {why}'
         self._ledger.fail(slot, types.ENV_ERROR, message)
+
+
+def _wait(
+    busy: list[worker_process.WorkerProcess], seconds: float
+) -> list[worker_process.WorkerProcess]:
+  """Those that have sent something, or ended; none once the time is over.
+
+  `multiprocessing.connection.wait` does the same at ten times the cost, which
+  a step of a fast environment would notice.
+  """
+  poller = select.poll()
+  by_file = {process.conn.fileno(): process for process in busy}
+  for number in by_file:
+    poller.register(number, select.POLLIN)
+  found = poller.poll(max(0, math.ceil(1e3 * seconds)))
+  return [by_file[number] for number, _ in found]
 
 
 def _knob(request: worker.Request) -> str:

@@ -12,6 +12,7 @@ Corporation).
 from __future__ import annotations
 
 import collections
+import re
 from typing import Any
 
 from hgpo_jax.envs import textworld_game
@@ -137,17 +138,35 @@ class Engine:
     return self._game.logic.grammar.derive(start, context)
 
   def _command(self, operator_name: str) -> str:
-    """Text of an operator; a function of the operator and static facts."""
+    """Text of an operator; a function of static facts and of some arguments.
+
+    Going somewhere is another operator from everywhere, but one text: only
+    arguments that the template names can be in it.
+    """
     commands = self._game.commands
     if operator_name not in commands:
-      mapping = self._mapping(operator_name)
-      action = operator_name.split(' ', 1)[0]
-      text = self._derive(self._game.logic.actions[action].template, mapping)
-      names = {
-          p.name: self._game.entities[v.name].name for p, v in mapping.items()
-      }
-      commands[operator_name] = text.format(**names)
+      action, *arguments = operator_name.split()
+      template = self._game.logic.actions[action].template
+      parameters = self._game.parameters[action]
+      named = [
+          argument
+          for (parameter, _), argument in zip(parameters, arguments)
+          if re.search(rf'\b{parameter}\b', template)
+      ]
+      # No operator has a name that begins with a space.
+      key = ' '.join(['', action, *named])
+      if key not in commands:
+        commands[key] = self._command_text(operator_name, template)
+      commands[operator_name] = commands[key]
     return commands[operator_name]
+
+  def _command_text(self, operator_name: str, template: str) -> str:
+    mapping = self._mapping(operator_name)
+    text = self._derive(template, mapping)
+    names = {
+        p.name: self._game.entities[v.name].name for p, v in mapping.items()
+    }
+    return text.format(**names)
 
   def _list_actions(self) -> None:
     import fast_downward

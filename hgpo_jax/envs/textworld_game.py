@@ -18,29 +18,46 @@ import pathlib
 import re
 from typing import Any
 
+from absl import logging
+
+from hgpo_jax.envs import disk_cache
+from hgpo_jax.envs import textworld_translation
+
 SUPPORTED = {'textworld': '1.7.0', 'fast-downward-textworld': '20.6.4'}
 _TASK = re.compile(r'Your task is to: ([^"]*?)\.?"')
 # Stands for the task sentence, so that games share one parsed grammar.
 PLACEHOLDER = 'Your task is to: TASK SENTENCE.'
 _FIELDS = ('pddl_domain', 'grammar', 'pddl_problem')
+GameError = textworld_translation.GameError
 
 
-class GameError(ValueError):
-  """A game file that is not a playable game."""
+@functools.cache
+def check_versions() -> bool:
+  """Whether the engine is of the versions that the fast one was written for.
 
+  Warns if not: the stock engine has to be played then.
 
-def check_versions() -> None:
-  """Raises ImportError unless the engine this module was written for is here."""
+  Raises:
+    ImportError: there is no engine at all.
+  """
+  found = {}
   for package, expected in SUPPORTED.items():
     try:
-      found = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      found = 'nothing'
-    if found != expected:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError as error:
       raise ImportError(
           f'the ALFWorld environment needs {package}=={expected}, found'
-          f' {found}; install with the pins of constraints.txt'
-      )
+          ' nothing; install with the pins of constraints.txt'
+      ) from error
+  if found != SUPPORTED:
+    logging.warning(
+        'the fast ALFWorld engine was written for %s, found %s: playing with'
+        ' the stock engine, which takes a hundred times as long; install with'
+        ' the pins of constraints.txt',
+        SUPPORTED,
+        found,
+    )
+  return found == SUPPORTED
 
 
 def read_game(path: pathlib.Path) -> dict[str, Any]:
@@ -89,34 +106,79 @@ def _copy_context(context: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
+def _copy_symbols(symbols: Any) -> Any:
+  """Symbols whose contexts can be set without touching the originals.
+
+  TextWorld copies as deep as it goes; contexts are set in symbols and in what
+  a list is of, and nothing else is written to.
+  """
+  if isinstance(symbols, list):
+    return [_copy_symbols(symbol) for symbol in symbols]
+  fresh = copy.copy(symbols)
+  if type(symbols).__name__ == 'ListSymbol':
+    fresh.symbol = _copy_symbols(symbols.symbol)
+  return fresh
+
+
+_code = functools.lru_cache(maxsize=4096)(
+    lambda expression: compile(expression, '<grammar>', 'eval')
+)
+
+
+def _evaluate(symbol: Any, context: Mapping[str, Any] | None = None) -> Any:
+  """`EvalSymbol.derive` with its expression compiled once."""
+  from textworld.envs.pddl import textgen
+
+  context = context or symbol.context
+  names = {'self': symbol, 'context': context, **context['variables']}
+  value = eval(_code(symbol.expression), vars(textgen), names)
+  return [textgen.TerminalSymbol(value)]
+
+
 @functools.lru_cache(maxsize=1)
 def _quicken_text_generation() -> None:
   """Speeds up TextWorld's grammar for this whole process; same texts.
 
-  Its two text parsers are pure, so they are memoized; contexts are copied as
-  deep as they are written to.
+  Its parsers are pure, so they are memoized; contexts and symbols are copied
+  as deep as they are written to.
   """
   from textworld.envs.pddl import textgen
   from textworld.logic import Rule
 
-  parse_symbols = functools.lru_cache(maxsize=4096)(textgen._parse_and_convert)
+  parse = textgen._parse_and_convert
+
+  @functools.lru_cache(maxsize=4096)
+  def parse_symbols(text: str, **options: Any) -> list[Any]:
+    symbols = parse(text, **options)
+    _forget_callers(textgen._PARSER)
+    return symbols
 
   def fresh_symbols(text: str, **options: Any) -> list[Any]:
     # The caller writes contexts into the symbols, so each gets its own.
-    return copy.deepcopy(parse_symbols(text, **options))
+    return _copy_symbols(parse_symbols(text, **options))
 
   textgen._parse_and_convert = fresh_symbols
   Rule.parse_conjunctive_query = functools.lru_cache(maxsize=4096)(
       Rule.parse_conjunctive_query
   )
   textgen.copy_context = _copy_context
+  textgen.deepcopy = _copy_symbols
+  textgen.EvalSymbol.derive = _evaluate
+  textgen.check_flag = functools.cache(textgen.check_flag)
 
 
 @functools.lru_cache(maxsize=8)
 def _logic(domain: str, grammar_without_task: str) -> Any:
   from textworld.envs.pddl import logic
 
-  return logic.GameLogic(domain=domain, grammar=grammar_without_task)
+  parsed = logic.GameLogic(domain=domain, grammar=grammar_without_task)
+  _forget_callers(logic._PARSER)
+  return parsed
+
+
+def _forget_callers(parser: Any) -> None:
+  """A parser keeps its last error, and that the frames that led to it."""
+  parser._furthest_exception = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,55 +206,49 @@ class CompiledGame:
   commands: dict[str, str]
 
 
-def _start_facts(task: Any, types: Mapping[str, str]) -> list[Any]:
-  from fast_downward.translate.pddl import conditions
-  from textworld.logic import Proposition
-  from textworld.logic import Variable
+def compile_game(
+    data: Mapping[str, Any], cache: disk_cache.DiskCache | None = None
+) -> CompiledGame:
+  """Makes a game ready to play.
 
-  return [
-      Proposition(a.predicate, [Variable(x, types[x]) for x in a.args])
-      for a in task.init
-      if isinstance(a, conditions.Atom) and a.predicate != '='
-  ]
-
-
-def compile_game(data: Mapping[str, Any]) -> CompiledGame:
-  """Translates a game. About 0.1 s for small rooms, 0.4 s for large ones.
+  About 0.1 s for small rooms and 0.4 s for large ones, a tenth of it when
+  `cache` has the translation.
 
   Raises:
     GameError: if the PDDL or the grammar cannot be read.
   """
-  import fast_downward
   import textworld.logic
+  from textworld.logic import Proposition
+  from textworld.logic import Variable
 
   _quicken_text_generation()
   sentence = task_sentence(data['grammar'])
   grammar = _TASK.sub(PLACEHOLDER + '"', data['grammar'], count=1)
   try:
     logic = _logic(data['pddl_domain'], grammar)
-    task, sas = fast_downward.pddl2sas(
-        data['pddl_domain'], data['pddl_problem']
-    )
-  except (Exception, SystemExit) as error:  # The translator exits on bad PDDL.
+  except Exception as error:
     raise GameError(
         f'the game does not translate: {type(error).__name__}: {error}'
     ) from error
-  for type_ in task.types:
+  found = textworld_translation.translate(
+      data['pddl_domain'], data['pddl_problem'], cache
+  )
+  for name, supertypes in found.supertypes:
     try:
-      logic.types.add(textworld.logic.Type(type_.name, type_.supertype_names))
+      logic.types.add(textworld.logic.Type(name, supertypes))
     except ValueError:
       pass  # Known from an earlier game of the same domain.
-  types = {o.name: o.type_name for o in task.objects}
+  variables = {n: Variable(n, type_) for n, type_ in found.types.items()}
   return CompiledGame(
       logic=logic,
       task=sentence,
-      sas=sas.encode('utf-8'),
-      facts=tuple(_start_facts(task, types)),
-      types=types,
-      parameters={
-          a.name: tuple((p.name.strip('?'), p.type_name) for p in a.parameters)
-          for a in task.actions
-      },
+      sas=found.sas.encode('utf-8'),
+      facts=tuple(
+          Proposition(predicate, [variables[a] for a in arguments])
+          for predicate, *arguments in found.facts
+      ),
+      types=found.types,
+      parameters=found.parameters,
       entities={},
       commands={},
   )

@@ -1,13 +1,17 @@
 """What runs in an environment worker: one process, many slots, one pipe.
 
 The first message is `(spec, slots)`; every later one is a list of `Request`s,
-answered in order, each by its own `Reply` as soon as it is known. The worker
-ends when the pipe closes, and dies with its parent even while an environment
-hangs. An environment's exception is an answer, never the end of the worker.
+answered in order, each by its own `Reply` as soon as it is known, or a
+`Prepare`, which is not answered: the worker does it while it has nothing else
+to do. The worker ends when the pipe closes, and dies with its parent even while
+an environment hangs. An environment's exception is an answer, never the end of
+the worker.
 """
 
 from __future__ import annotations
 
+import collections
+from collections.abc import Callable, Mapping
 import dataclasses
 import fcntl
 import math
@@ -20,6 +24,7 @@ import traceback
 
 from hgpo_jax import types
 from hgpo_jax.envs import base
+from hgpo_jax.envs import counters
 
 # The id that answers the first message; requests count from START + 1.
 START = 0
@@ -53,6 +58,7 @@ class Reply:
     task_id: task that the slot plays; '' for `START`.
     result: what the environment answered; None for `START` and errors.
     error: what went wrong, '' when nothing did.
+    counts: what environments counted since the last reply, see `counters`.
   """
 
   id: int
@@ -60,6 +66,14 @@ class Reply:
   task_id: str = ''
   result: types.StepResult | None = None
   error: str = ''
+  counts: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepare:
+  """Tasks that the slots will soon be reset to, most urgent first."""
+
+  tasks: tuple[types.Task, ...]
 
 
 def main(conn: connection.Connection) -> None:
@@ -74,8 +88,8 @@ def main(conn: connection.Connection) -> None:
     spec, indices = conn.recv()
     for index in indices:
       slots[index] = _Slot(spec)
-    conn.send(Reply(START))
-    _serve(conn, slots)
+    conn.send(Reply(START, counts=counters.take()))
+    _serve(conn, slots, getattr(spec, 'prepare', None))
   except (EOFError, ConnectionError):
     pass  # The parent closed the pipe, or is gone.
   except BaseException as error:  # pylint: disable=broad-except
@@ -88,10 +102,29 @@ def main(conn: connection.Connection) -> None:
     os._exit(0)
 
 
-def _serve(conn: connection.Connection, slots: dict[int, _Slot]) -> None:
+def _serve(
+    conn: connection.Connection,
+    slots: dict[int, _Slot],
+    prepare: Callable[[types.Task], None] | None,
+) -> None:
+  ahead: collections.deque[types.Task] = collections.deque()
   while True:
-    for request in conn.recv():
+    if ahead and prepare and not conn.poll():
+      _prepare(prepare, ahead.popleft())
+      continue
+    message = conn.recv()
+    if isinstance(message, Prepare):
+      ahead = collections.deque(message.tasks)
+      continue
+    for request in message:
       conn.send(slots[request.slot].answer(request))
+
+
+def _prepare(prepare: Callable[[types.Task], None], task: types.Task) -> None:
+  try:
+    prepare(task)
+  except BaseException:  # pylint: disable=broad-except
+    counters.add('prepare_errors')  # The reset to this task says what it is.
 
 
 def _send_last(conn: connection.Connection, reply: Reply) -> None:
@@ -138,13 +171,17 @@ class _Slot:
     try:
       result = self._act(request)
       check_result(result)
-      return Reply(request.id, request.slot, task_id, result)
+      return Reply(
+          request.id, request.slot, task_id, result, counts=counters.take()
+      )
     except BaseException as error:  # pylint: disable=broad-except
       # Even sys.exit() of one environment must not end the others.
       what = 'reset' if request.task else f'step {self._steps}'
       self.close()
       text = f'{describe(error)} [{what} of task {task_id!r}]'
-      return Reply(request.id, request.slot, task_id, error=text)
+      return Reply(
+          request.id, request.slot, task_id, error=text, counts=counters.take()
+      )
 
   def _act(self, request: Request) -> types.StepResult:
     if request.task is not None:

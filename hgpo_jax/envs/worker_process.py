@@ -7,6 +7,7 @@ import contextlib
 import multiprocessing
 from multiprocessing import connection
 import os
+import pickle
 import signal
 import socket
 import struct
@@ -20,6 +21,7 @@ from hgpo_jax.envs import base
 from hgpo_jax.envs import worker
 
 _KILL_SECONDS = 5.0
+_MAX_MESSAGE_BYTES = 64 * 2**20
 
 
 class WorkerProcess:
@@ -34,6 +36,7 @@ class WorkerProcess:
     pending: unanswered requests by id, oldest first; the worker answers in
       order, so the first is the one that it is busy with.
     since: `time.monotonic()` when the first pending request began.
+    resets: episodes that this process has been asked to start.
   """
 
   def __init__(self, index: int, slots: Sequence[int]):
@@ -41,6 +44,7 @@ class WorkerProcess:
     self.slots = tuple(slots)
     self.pending: dict[int, worker.Request] = {}
     self.since = 0.0
+    self.resets = 0
     self.conn: connection.Connection | None = None
     self._process: multiprocessing.process.BaseProcess | None = None
 
@@ -81,7 +85,12 @@ class WorkerProcess:
   def send(self, message: object, requests: list[worker.Request]) -> None:
     """Sends `message`; from now on `requests` are pending."""
     self.pending = {request.id: request for request in requests}
+    self.resets += sum(request.task is not None for request in requests)
     self.since = time.monotonic()
+    self.tell(message)
+
+  def tell(self, message: object) -> None:
+    """Sends what needs no answer."""
     try:
       self.conn.send(message)
     except OSError as error:  # Dead or stuck: reading or the deadline tells.
@@ -94,7 +103,8 @@ class WorkerProcess:
       EOFError or OSError if the worker died; anything else if what it sent is
       no reply to a pending request.
     """
-    reply = self.conn.recv()
+    # A length that is no length must not make us wait for so many bytes.
+    reply = pickle.loads(self.conn.recv_bytes(_MAX_MESSAGE_BYTES))
     if not isinstance(reply, worker.Reply):
       raise ValueError(f'got {type(reply).__name__}, expected a Reply')
     request = self.pending.get(reply.id)
@@ -128,6 +138,7 @@ class WorkerProcess:
         self._process.join(_KILL_SECONDS)
     self.hang_up()
     self._process, self.conn, self.pending = None, None, {}
+    self.resets = 0
 
   def resident_mb(self) -> float:
     """Resident memory in MB; 0 without a process or where /proc is absent."""

@@ -1,4 +1,8 @@
-"""Evaluation: every game of a split exactly once a seed, with an interval."""
+"""Evaluation: every game of a split exactly once a seed, with an interval.
+
+Published numbers of the GiGPO family come from drawing 128 games with
+replacement instead; `Evaluation.draws` does the same for comparison.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ import json
 import math
 import os
 import pathlib
+import statistics
+
+import numpy as np
 
 from hgpo_jax import types
 from hgpo_jax.envs import base as envs
@@ -36,7 +43,7 @@ class Result:
   Attributes:
     split: the split enumerated.
     temperature: of sampling.
-    seeds: sampling seeds; each played every game once.
+    seeds: sampling seeds; each played every game once, or its own draws.
     overall: over all games.
     by_kind: by task kind.
     by_seed: success rate of each seed.
@@ -46,6 +53,10 @@ class Result:
       without the required format is nearly always one of these too.
     aborted: share of episodes that the environment broke off; they count as
       not solved.
+    spread: standard deviation of the seeds' success rates (ddof 1); 0 with
+      one seed.
+    draws: games that each seed drew with replacement; 0 if it played every
+      game once.
   """
 
   split: str
@@ -58,6 +69,8 @@ class Result:
   invalid: float
   inadmissible: float
   aborted: float
+  spread: float = 0.0
+  draws: int = 0
 
   def metrics(self) -> types.Metrics:
     """Flat metrics under 'eval/'."""
@@ -70,6 +83,7 @@ class Result:
         'inadmissible': self.inadmissible,
         'aborted': self.aborted,
         'games': float(self.overall.games),
+        'success_rate_spread': self.spread,
     }
     for kind, rate in self.by_kind.items():
       named[f'success_rate_{kind}'] = rate.mean
@@ -97,15 +111,28 @@ def evaluate(
     collector: collector_lib.BoundCollector,
     params: models.Params,
 ) -> Result:
-  """Plays every game of the split once for each seed."""
+  """Plays every game of the split once for each seed, or draws of them."""
   tasks = [split[i] for i in range(spec.games or len(split))]
   played = {
       seed: collector.collect(
-          params, tasks, 1, seed=seed, iteration=0, temperature=spec.temperature
+          params,
+          draw(tasks, spec.draws, seed) if spec.draws else tasks,
+          1,
+          seed=seed,
+          iteration=0,
+          temperature=spec.temperature,
       )
       for seed in spec.seeds
   }
   return summarize(spec, tasks, played)
+
+
+def draw(
+    tasks: Sequence[types.Task], count: int, seed: int
+) -> list[types.Task]:
+  """`count` of `tasks`, drawn with replacement; a function of the seed."""
+  chance = np.random.default_rng(np.random.SeedSequence([seed, count]))
+  return [tasks[i] for i in chance.integers(len(tasks), size=count)]
 
 
 def summarize(
@@ -118,6 +145,41 @@ def summarize(
   Raises:
     ValueError: a task is missing or was played twice.
   """
+  everything = [t for trajectories in played.values() for t in trajectories]
+  if spec.draws:
+    wins = [(t.task.kind, float(t.success)) for t in everything]
+  else:
+    wins = _wins_by_game(tasks, played)
+  by_seed = {
+      str(seed): sum(t.success for t in found) / len(found)
+      for seed, found in played.items()
+  }
+  rates = list(by_seed.values())
+  seen = rollout_metrics.rollout_metrics(everything)
+  return Result(
+      split=spec.split,
+      temperature=spec.temperature,
+      seeds=tuple(played),
+      overall=_rate([share for _, share in wins]),
+      by_kind={
+          kind: _rate([share for of, share in wins if of == kind])
+          for kind in sorted({kind for kind, _ in wins})
+      },
+      by_seed=by_seed,
+      steps=seen['rollout/steps_per_trajectory'],
+      invalid=seen['rollout/invalid'] + seen['rollout/invalid_cut'],
+      inadmissible=seen['rollout/inadmissible'],
+      aborted=sum(t.aborted for t in everything) / len(everything),
+      spread=statistics.stdev(rates) if len(rates) > 1 else 0.0,
+      draws=spec.draws,
+  )
+
+
+def _wins_by_game(
+    tasks: Sequence[types.Task],
+    played: Mapping[int, Sequence[types.Trajectory]],
+) -> list[tuple[str, float]]:
+  """(kind, share of the seeds that solved it) of each game."""
   wins = {task.task_id: 0.0 for task in tasks}
   for seed, trajectories in played.items():
     ids = [t.task.task_id for t in trajectories]
@@ -128,27 +190,7 @@ def summarize(
       )
     for trajectory in trajectories:
       wins[trajectory.task.task_id] += trajectory.success / len(played)
-  kinds = sorted({task.kind for task in tasks})
-  everything = [t for trajectories in played.values() for t in trajectories]
-  seen = rollout_metrics.rollout_metrics(everything)
-  return Result(
-      split=spec.split,
-      temperature=spec.temperature,
-      seeds=tuple(played),
-      overall=_rate(list(wins.values())),
-      by_kind={
-          kind: _rate([wins[t.task_id] for t in tasks if t.kind == kind])
-          for kind in kinds
-      },
-      by_seed={
-          str(seed): sum(t.success for t in found) / len(found)
-          for seed, found in played.items()
-      },
-      steps=seen['rollout/steps_per_trajectory'],
-      invalid=seen['rollout/invalid'] + seen['rollout/invalid_cut'],
-      inadmissible=seen['rollout/inadmissible'],
-      aborted=sum(t.aborted for t in everything) / len(everything),
-  )
+  return [(task.kind, wins[task.task_id]) for task in tasks]
 
 
 def _rate(wins: Sequence[float]) -> Rate:
@@ -178,34 +220,49 @@ def load(path: str | os.PathLike[str]) -> Result:
 
 def table(results: Mapping[str, Result]) -> str:
   """A Markdown table: a row a task kind, a column a result."""
-  names = list(results)
-  kinds = list(dict.fromkeys(k for r in results.values() for k in r.by_kind))
+  names, every = list(results), results.values()
+  kinds = list(dict.fromkeys(k for r in every for k in r.by_kind))
   lines = [
       '| held-out success, % | games | ' + ' | '.join(names) + ' |',
       '|---|---|' + '---|' * len(names),
   ]
   first = results[names[0]]
-  for kind in kinds:
-    cells = [f'{100 * r.by_kind[kind].mean:.1f}' for r in results.values()]
-    lines.append(
-        f'| {kind} | {first.by_kind[kind].games} | ' + ' | '.join(cells) + ' |'
-    )
+  lines += [
+      _line(
+          kind,
+          [f'{100 * r.by_kind[kind].mean:.1f}' for r in every],
+          str(first.by_kind[kind].games),
+      )
+      for kind in kinds
+  ]
   cells = [
       f'**{100 * r.overall.mean:.1f}** ({100 * r.overall.low:.1f} to'
       f' {100 * r.overall.high:.1f})'
-      for r in results.values()
+      for r in every
   ]
   lines.append(
-      f'| **all** (95 % interval) | {first.overall.games} | '
-      + ' | '.join(cells)
-      + ' |'
+      _line('**all** (95 % interval)', cells, str(first.overall.games))
   )
+  if any(len(r.seeds) > 1 for r in every):
+    cells = [
+        f'{100 * r.overall.mean:.1f} ± {100 * r.spread:.1f} ({len(r.seeds)})'
+        for r in every
+    ]
+    lines.append(_line('mean ± deviation over seeds (seeds)', cells))
+  if any(r.draws for r in every):
+    cells = [str(r.draws or 'each once') for r in every]
+    lines.append(_line('games drawn with replacement, a seed', cells))
   for label, field in (
       ('invalid format, %', 'invalid'),
       ('inadmissible actions, %', 'inadmissible'),
   ):
-    cells = [f'{100 * getattr(r, field):.1f}' for r in results.values()]
-    lines.append(f'| {label} | | ' + ' | '.join(cells) + ' |')
-  cells = [f'{r.steps:.1f}' for r in results.values()]
-  lines.append('| steps an episode | | ' + ' | '.join(cells) + ' |')
+    cells = [f'{100 * getattr(r, field):.1f}' for r in every]
+    lines.append(_line(label, cells))
+  lines.append(_line('steps an episode', [f'{r.steps:.1f}' for r in every]))
   return '\n'.join(lines)
+
+
+def _line(label: str, cells: Sequence[str], games: str = '') -> str:
+  return (
+      f'| {label} | {games + " " if games else ""}| ' + ' | '.join(cells) + ' |'
+  )

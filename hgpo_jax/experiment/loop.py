@@ -116,21 +116,16 @@ def _iterate(
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
   start = time.monotonic()
-  tasks = task_order.choose(
-      spec.env.split(spec.split),
-      spec.tasks_per_iteration,
-      spec.seed,
-      iteration,
-  )
   trajectories = player.collector.collect(
       state.params,
-      tasks,
+      _tasks(spec, iteration),
       spec.group_size,
       seed=spec.seed,
       iteration=iteration,
       temperature=spec.temperature,
   )
   collected = time.monotonic()
+  player.pool.prefetch(_upcoming(spec, iteration + 1))
   every = spec.save_rollouts_every
   if every and iteration % every == 0:
     name = trajectories_io.file_name(iteration)
@@ -157,10 +152,28 @@ def _iterate(
   return state, metrics
 
 
+def _upcoming(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:
+  """The tasks that are played first from `iteration` on."""
+  if iteration < spec.iterations and not _evaluation_due(spec, iteration):
+    return _tasks(spec, iteration)
+  tasks = spec.env.split(spec.evaluation.split)
+  count = min(spec.evaluation.games or len(tasks), spec.episodes)
+  return [tasks[index] for index in range(count)]
+
+
+def _tasks(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:
+  return task_order.choose(
+      spec.env.split(spec.split),
+      spec.tasks_per_iteration,
+      spec.seed,
+      iteration,
+  )
+
+
 def _pool_metrics(before: types.Metrics, now: types.Metrics) -> types.Metrics:
   """Events of this iteration alone: a resumed run counts from 0 again."""
   return {
-      name: value - before[name] if name.startswith('pool/') else value
+      name: value - before.get(name, 0.0) if name.startswith('pool/') else value
       for name, value in now.items()
   }
 

@@ -61,6 +61,11 @@ def _check_rows(spec: spec_lib.Experiment, shares: int) -> None:
       )
 
 
+def _games(spec: spec_lib.Experiment, games: int) -> str:
+  draws = spec.evaluation.draws
+  return f'{draws} draws of {games} games' if draws else f'{games} games'
+
+
 def _describe(
     spec: spec_lib.Experiment,
     train: int,
@@ -85,7 +90,7 @@ def _describe(
       f' {batches.count(steps) * batches.epochs} an iteration, in passes of'
       f' {rows} rows',
       f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
-      f'evaluation   {games} games x {len(spec.evaluation.seeds)} seeds at'
+      f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
       f' temperature {spec.evaluation.temperature}',
       f'run          {spec.iterations} iterations, seed {spec.seed}',
   ]

@@ -96,6 +96,8 @@ class Workers:
     start_timeout_s: until all workers must be ready.
     reset_timeout_s: for one reset.
     step_timeout_s: for one step.
+    recycle_episodes: a process that started so many episodes is replaced by a
+      fresh one before its next; 0 for never.
   """
 
   processes: int = 2
@@ -103,6 +105,7 @@ class Workers:
   start_timeout_s: float = 120.0
   reset_timeout_s: float = 60.0
   step_timeout_s: float = 20.0
+  recycle_episodes: int = 20_000
 
   def __post_init__(self) -> None:
     if self.processes < 1 or self.slots < 0:
@@ -121,6 +124,7 @@ class Workers:
         reset_timeout_s=self.reset_timeout_s,
         step_timeout_s=self.step_timeout_s,
         start_timeout_s=self.start_timeout_s,
+        recycle_episodes=self.recycle_episodes,
     )
 
 
@@ -134,6 +138,8 @@ class Evaluation:
     games: the first so many games of it; 0 for all.
     temperature: of sampling; 0 is greedy. The published protocol has 0.4.
     seeds: of sampling; each plays every game once.
+    draws: draw so many games a seed, with replacement, instead of playing each
+      once; the published numbers of the GiGPO family have 128.
     every: iterations between evaluations in training; 0 for only before the
       first and after the last.
   """
@@ -142,13 +148,15 @@ class Evaluation:
   games: int = 0
   temperature: float = 0.4
   seeds: tuple[int, ...] = (0,)
+  draws: int = 0
   every: int = config.may_change(0)
 
   def __post_init__(self) -> None:
-    if self.games < 0 or self.every < 0 or self.temperature < 0:
+    if min(self.games, self.every, self.temperature, self.draws) < 0:
       raise ValueError(
-          'Evaluation needs games, every and temperature of at least 0, got'
-          f' {self.games}, {self.every} and {self.temperature}'
+          'Evaluation needs games, every, temperature and draws of at least 0,'
+          f' got {self.games}, {self.every}, {self.temperature} and'
+          f' {self.draws}'
       )
     if not self.seeds or len(set(self.seeds)) < len(self.seeds):
       raise ValueError(

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
+import os
 import re
-import subprocess
-import sys
+import tarfile
+from unittest import mock
 
 import pytest
 
 from hgpo_jax import types
 from hgpo_jax.envs import alfworld
+from hgpo_jax.envs import alfworld_official
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
-from hgpo_jax.envs import textworld_engine
 from hgpo_jax.envs import textworld_game
+from tests import alfworld_equality
+from tests import alfworld_walkthroughs
 from tests.envs import conformance
 
+KIND = household.KINDS[0]
 MINI = household.Layout(receptacles=(5, 8), most_per_type=1, objects=(3, 6))
 
 
-class TestGenerated(conformance.EnvConformance):
+class _Conformance(conformance.EnvConformance):
+
+  def solution(self, spec, task):
+    return spec.games.load(task)['walkthrough']
+
+
+class TestGenerated(_Conformance):
   splits = ('train', 'heldout')
 
   @pytest.fixture
@@ -43,7 +55,7 @@ def official_folder(tmp_path_factory):
   return root
 
 
-class TestOfficialLayout(conformance.EnvConformance):
+class TestOfficialLayout(_Conformance):
   splits = tuple(alfworld.OFFICIAL_COUNTS)
 
   @pytest.fixture
@@ -96,11 +108,39 @@ def test_a_game_that_does_not_translate_is_refused():
     textworld_game.compile_game({**data, 'grammar': 'grammar :: """{}""";'})
 
 
-def test_other_engine_versions_are_refused(monkeypatch):
-  monkeypatch.setitem(textworld_game.SUPPORTED, 'textworld', '9.9.9')
-  message = re.escape('needs textworld==9.9.9, found 1.7.0')
+@pytest.fixture
+def versions():
+  """Versions are looked up once a process."""
+  textworld_game.check_versions.cache_clear()
+  yield textworld_game.SUPPORTED
+  textworld_game.check_versions.cache_clear()
+
+
+def test_other_engine_versions_play_with_the_stock_engine(
+    versions, monkeypatch, caplog
+):
+  games = alfworld.HouseholdGames(layout=MINI)
+  task = games.split('train')[0]
+  spec = alfworld.AlfworldEnv(games=games, cache='none')
+  fast = spec.make().reset(task)
+  monkeypatch.setitem(versions, 'textworld', '9.9.9')
+  textworld_game.check_versions.cache_clear()
+  other = dataclasses.replace(spec, max_steps=49)  # Loads the game again.
+  other.check()
+  assert 'written for' in caplog.text and "'9.9.9'" in caplog.text
+  assert 'install with the pins' in caplog.text
+  env = other.make()
+  assert type(env._engine).__name__ == 'StockEngine'
+  assert env.reset(task) == fast
+  first = env.step('look')
+  assert env.reset(task) == fast and env.step('look') == first
+
+
+def test_no_engine_at_all_is_refused(versions, monkeypatch):
+  monkeypatch.setitem(versions, 'no-such-engine', '1.0')
+  message = re.escape('needs no-such-engine==1.0, found nothing')
   with pytest.raises(ImportError, match=message):
-    textworld_game.check_versions()
+    alfworld.AlfworldEnv(games=alfworld.HouseholdGames()).check()
 
 
 def test_success_gives_ten_once_and_the_limit_truncates():
@@ -119,79 +159,60 @@ def test_success_gives_ten_once_and_the_limit_truncates():
   assert last.truncated and not last.terminated and last.success is False
 
 
-# Plays games in one process with one engine; run once for each, because the
-# fast engine changes how TextWorld computes texts in its whole process.
-_TRANSCRIPT = """
-import json, random, sys
-# Kept: the translator replaces sys.argv.
-_, mode, games_path, out_path = sys.argv
-games = json.load(open(games_path))
-
-def stock(data):
-  import textworld
-  from alfworld.agents.environment import alfred_tw_env
-  from textworld.envs.pddl import PddlEnv
-  path = out_path + '.game'
-  json.dump(data, open(path, 'w'))
-  infos = textworld.EnvInfos(won=True, admissible_commands=True, feedback=True)
-  env = alfred_tw_env.AlfredDemangler(PddlEnv(infos))
-  env.load(path)
-  state = env.reset()
-  command = yield state.feedback, list(state['admissible_commands']), False
-  while True:
-    state, _, _ = env.step(command)
-    command = yield (
-        state.feedback, list(state['admissible_commands']), state['won'])
-
-def fast(data):
-  from hgpo_jax.envs import textworld_engine, textworld_game
-  engine = textworld_engine.Engine()
-  text = engine.reset(textworld_game.compile_game(data))
-  command = yield text, list(engine.admissible), engine.won
-  while True:
-    text = engine.step(command)
-    command = yield text, list(engine.admissible), engine.won
-
-transcript = []
-for index, data in enumerate(games):
-  rng = random.Random(index)
-  game = {'stock': stock, 'fast': fast}[mode](data)
-  answer = next(game)
-  transcript.append(answer)
-  for command in [None] * 15 + data['walkthrough']:
-    if command is None:
-      command = 'eat it' if rng.random() < 0.1 else rng.choice(answer[1])
-    answer = game.send(command)
-    transcript.append([command, answer])
-json.dump(transcript, open(out_path, 'w'))
-"""
-
-
-def test_texts_commands_and_outcomes_equal_the_stock_engine(tmp_path):
+def test_texts_commands_and_outcomes_equal_the_stock_engine():
+  large = household.Layout(receptacles=(11, 14))
   games = [
       household_pddl.game_data(household.generate(50 + i, kind, layout))
-      for i, kind in enumerate(household.KINDS)
-      for layout in (MINI, household.Layout(receptacles=(11, 14)))
+      for i, (kind, layout) in enumerate(
+          zip(household.KINDS, itertools.cycle([MINI, large]))
+      )
   ]
-  (tmp_path / 'games.json').write_text(json.dumps(games))
-  for engine in ('stock', 'fast'):
-    subprocess.run(
-        [
-            sys.executable,
-            '-c',
-            _TRANSCRIPT,
-            engine,
-            tmp_path / 'games.json',
-            tmp_path / engine,
-        ],
-        check=True,
-    )
-  assert (tmp_path / 'fast').read_text() == (tmp_path / 'stock').read_text()
+  assert not alfworld_equality.differences(games, household.KINDS)
+
+
+def test_the_comparison_with_the_stock_engine_sees_one_byte():
+  game = household_pddl.game_data(household.generate(7, KIND, MINI))
+  lines = json.loads(json.dumps(alfworld_equality.play('fast', game, seed=0)))
+  other = json.loads(json.dumps(lines))
+  other[3][1][0] += ' '
+  assert 'step 3: stock' in alfworld_equality._first(lines, other)
+
+
+def test_official_games_to_compare_are_of_all_types_and_both_splits(
+    official_folder,
+):
+  games = alfworld.OfficialGames(folder=str(official_folder), any_count=True)
+  tasks = alfworld_equality.choose(games, 6)
+  assert len({task.task_id for task in tasks}) == 6
+  assert {t.split for t in tasks} == {'valid_seen', 'valid_unseen'}
+  assert {t.kind for t in tasks} == set(household.KINDS[:3])
+
+
+def test_walkthroughs_are_checked(official_folder):
+  games = alfworld.OfficialGames(folder=str(official_folder), any_count=True)
+  spec = alfworld.AlfworldEnv(games=games)
+  task = games.split('train')[0]
+  commands = games.load(task)['walkthrough']
+  check = alfworld_walkthroughs.trouble
+  assert check(spec, spec.make(), task) == ''
+  for wrong, words in (
+      (commands[:-1], 'does not win'),
+      (['eat it'], "step 0: 'eat it' is not admissible"),
+      ([*commands, 'look'], f'ends with step {len(commands)} of'),
+  ):
+    source = mock.Mock()
+    source.load.return_value = {'walkthrough': wrong}
+    assert words in check(mock.Mock(games=source), spec.make(), task)
 
 
 def test_spec_refuses_a_step_limit_below_one():
+  games = alfworld.HouseholdGames()
   with pytest.raises(ValueError, match='AlfworldEnv.max_steps is 0'):
-    alfworld.AlfworldEnv(games=alfworld.HouseholdGames(), max_steps=0)
+    alfworld.AlfworldEnv(games=games, max_steps=0)
+  with pytest.raises(ValueError, match="state_key is 'x'; expected one of"):
+    alfworld.AlfworldEnv(games=games, state_key='x')
+  with pytest.raises(ValueError, match="engine is 'x'; expected one of"):
+    alfworld.AlfworldEnv(games=games, engine='x')
 
 
 def test_step_after_the_end_is_an_error():
@@ -202,3 +223,80 @@ def test_step_after_the_end_is_an_error():
   assert isinstance(result, types.StepResult) and result.done
   with pytest.raises(RuntimeError, match='call reset first'):
     env.step('look')
+
+
+@pytest.fixture
+def archive(official_folder, tmp_path):
+  path = tmp_path / 'games.tar.xz'
+  with tarfile.open(path, 'w:xz') as file:
+    file.add(official_folder, 'json_2.1.1')
+  return path
+
+
+def test_an_archive_is_unpacked_once(
+    archive, official_folder, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  games = alfworld.OfficialGames(folder=str(archive), any_count=True)
+  games.check()
+  folder = alfworld.OfficialGames(folder=str(official_folder), any_count=True)
+  for name in alfworld.OFFICIAL_COUNTS:
+    assert games.split(name) == folder.split(name)
+  task = games.split('train')[0]
+  assert games.load(task) == folder.load(task)
+  kept = list((tmp_path / 'cache').rglob('json_2.1.1'))
+  assert kept == [games.root]
+  alfworld_official._root.cache_clear()
+  monkeypatch.setattr(tarfile, 'open', None)  # Not opened again.
+  assert games.root == kept[0]
+
+
+@pytest.mark.parametrize('content', [b'no archive', None])
+def test_an_archive_that_cannot_be_unpacked(
+    archive, content, tmp_path, monkeypatch
+):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  if content is None:  # Cut off, as a download may be.
+    content = archive.read_bytes()[:-200]
+  archive.write_bytes(content)
+  games = alfworld.OfficialGames(folder=str(archive))
+  with pytest.raises(ValueError, match='games.tar.xz.* cannot be unpacked'):
+    games.check()
+  assert not list((tmp_path / 'cache').rglob('*game*'))
+
+
+def test_the_folder_above_and_the_environment_name_the_games(
+    official_folder, tmp_path, monkeypatch
+):
+  above = tmp_path / 'data'
+  above.mkdir()
+  (above / 'json_2.1.1').symlink_to(official_folder)
+  games = alfworld.OfficialGames(folder=str(above), any_count=True)
+  assert len(games.split('train')) == 3
+  monkeypatch.setenv('ALFWORLD_DATA', str(above))
+  assert alfworld.OfficialGames(any_count=True).split('train') == games.split(
+      'train'
+  )
+  for unset in ('', os.path.expanduser('~/.cache/alfworld')):
+    monkeypatch.setenv('ALFWORLD_DATA', unset)
+    if os.path.isdir(os.path.join(unset or '/nowhere', 'json_2.1.1')):
+      continue
+    with pytest.raises(ValueError, match='ALFWORLD_DATA is not set; give the'):
+      alfworld.OfficialGames()
+
+
+def test_games_that_the_protocol_leaves_out(tmp_path, monkeypatch):
+  monkeypatch.setitem(alfworld.OFFICIAL_COUNTS, 'train', 2)
+  game = household_pddl.game_data(household.generate(0, KIND, MINI))
+
+  def add(name, **changes):
+    path = tmp_path / 'train' / name / 'trial' / 'game.tw-pddl'
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**game, **changes}))
+
+  for name in ('a-X', 'b-X', 'look-movable', 'c-BreadSliced-None'):
+    add(name)
+  add('d-X', solvable=False)
+  games = alfworld.OfficialGames(folder=str(tmp_path))
+  split = games.split('train')
+  assert [split[i].kind for i in range(len(split))] == ['a', 'b']

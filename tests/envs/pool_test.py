@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 
 import pytest
 
@@ -91,11 +92,11 @@ def test_only_the_slot_that_misbehaves_fails(envs, fault):
   # The others go on as if nothing had happened, and so does a new episode.
   assert envs.reset({1: TASKS[1]})[1] == play(TASKS[1])[0]
   others = (0, 2, 3)
-  for step in range(step, 4):
+  for later in range(step, 4):
     answers = envs.step(
-        {slot: toy.solution(SPEC, tasks[slot])[step] for slot in others}
+        {slot: toy.solution(SPEC, tasks[slot])[later] for slot in others}
     )
-    assert answers == {s: play(tasks[s])[step + 1] for s in others}
+    assert answers == {s: play(tasks[s])[later + 1] for s in others}
   assert change(envs, before, 'restarts') == restarts
   assert change(envs, before, 'env_errors') == (kind == 'env_error')
   assert change(envs, before, 'timeouts') == (kind == 'timeout')
@@ -243,7 +244,9 @@ def test_memory_of_a_worker_is_measured():
       envs.reset({0: spec.split('train')[0]})
     after = envs.metrics
   assert 5.0 < before['memory/worker_mb_0'] < 500.0
-  assert 30.0 < after['memory/worker_mb_0'] - before['memory/worker_mb_0'] < 60.0
+  assert (
+      30.0 < after['memory/worker_mb_0'] - before['memory/worker_mb_0'] < 60.0
+  )
   assert after['memory/worker_mb_1'] - before['memory/worker_mb_1'] < 10.0
 
 
@@ -276,18 +279,69 @@ def test_replies_are_known_by_their_id():
   assert "is for task 'other', expected 'toy/" in books.answers[0].message
 
 
-def test_garbage_from_a_worker_is_survived(envs, monkeypatch):
-  envs.reset({slot: TASKS[slot] for slot in range(4)})
-  receive, calls = worker_process.WorkerProcess.receive, []
+@pytest.mark.parametrize('what', ['garbage', 'noise'])
+def test_garbage_from_a_worker_is_survived(tmp_path, what):
+  spec = toy.ToySpec(
+      kinds=('put',),
+      faults=((1, f'{what}_in_step'),),
+      fault_step=2,
+      marker=str(tmp_path / 'sent'),
+  )
+  tasks = {slot: spec.split('train')[slot] for slot in range(4)}
+  with make_pool(spec) as envs:
+    answers = envs.reset(tasks)
+    for step in range(4):
+      assert answers == {s: play(t)[step] for s, t in tasks.items()}
+      answers = envs.step(
+          {s: toy.solution(spec, task)[step] for s, task in tasks.items()}
+      )
+    assert all(answer.success for answer in answers.values())
+    assert envs.metrics['pool/restarts'] == 1
+    assert envs.metrics['pool/env_errors'] == 0
+  assert (tmp_path / 'sent').exists()
 
-  def garbled(process):
-    if not calls:
-      calls.append(process.conn.recv())
-      raise ValueError('got bytes, expected a Reply')
-    return receive(process)
 
-  monkeypatch.setattr(worker_process.WorkerProcess, 'receive', garbled)
-  before = envs.metrics
-  first = {slot: toy.solution(SPEC, TASKS[slot])[0] for slot in range(4)}
-  assert envs.step(first) == {s: play(TASKS[s])[1] for s in range(4)}
-  assert change(envs, before, 'restarts') == 1
+def test_workers_are_recycled_between_episodes():
+  spec = toy.ToySpec(kinds=('put',), faults=((0, 'leak_in_reset'),))
+  task = spec.split('train')[0]
+  with pool.EnvPool(spec, 2, 1, recycle_episodes=6) as envs:
+    first = envs.worker_pids
+    envs.reset({1: task})
+    envs.step({1: 'look'})
+    for _ in range(5):
+      envs.reset({0: task})
+    envs.step({0: 'look'})
+    assert envs.worker_pids == first
+    # The episode of the other slot goes on in the fresh worker.
+    assert envs.reset({0: task})[0] == play(task, spec)[0]
+    assert envs.worker_pids != first
+    answers = envs.step({0: 'look', 1: 'look'})
+    assert {answer.observation for answer in answers.values()} == {
+        answers[0].observation
+    }
+    seen = envs.metrics
+    assert seen['pool/recycled'] == 1.0 and seen['pool/replays'] == 1.0
+    assert seen['pool/restarts'] == seen['pool/env_errors'] == 0.0
+  with pytest.raises(ValueError, match='recycle_episodes is -1, expected at'):
+    pool.EnvPool(spec, 1, 1, recycle_episodes=-1)
+
+
+def test_idle_workers_load_what_comes_next():
+  faults = ((2, 'raise_in_prepare'),)
+  spec = toy.ToySpec(kinds=('put',), faults=faults)
+  tasks = [spec.split('train')[index] for index in range(4)]
+  with make_pool(spec) as envs:
+    envs.reset({0: tasks[0], 1: tasks[1]})
+    envs.prefetch([*tasks, *tasks])
+    # Loading goes on only while nothing else is asked for.
+    for _ in range(100):
+      time.sleep(0.02)
+      answers = envs.reset({0: tasks[2], 1: tasks[3]})
+      if envs.metrics.get('pool/toy_prepared', 0) == 8:
+        break
+      envs.prefetch(tasks)
+    assert envs.metrics['pool/toy_prepared'] >= 8
+    assert envs.metrics['pool/prepare_errors'] >= 1
+    assert answers == {s: play(tasks[s + 2], spec)[0] for s in (0, 1)}
+    envs.prefetch([])
+  envs.prefetch(tasks)  # Of a closed pool: nothing to do.

@@ -8,6 +8,7 @@ box and putting it into another (four steps).
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import math
 import os
@@ -16,6 +17,7 @@ import random
 import time
 
 from hgpo_jax import types
+from hgpo_jax.envs import counters
 
 SOLVED_REWARD = 10.0
 NOTHING = 'Nothing happens.'
@@ -37,8 +39,10 @@ WHATS = (
     'random',  # The observation differs each time.
     'leak',  # 1 MB is never freed.
     'sys_exit',  # SystemExit, which is no Exception.
+    'garbage',  # A message that is no reply; once, see `marker`.
+    'noise',  # Bytes that are no message; once, see `marker`.
 )
-WHERES = ('reset', 'step')
+WHERES = ('reset', 'step', 'prepare')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +111,27 @@ class ToySpec:
         raise RuntimeError('the toy box is empty') from error
     return ToyEnv(self)
 
+  def prepare(self, task: types.Task) -> None:
+    counters.add('toy_prepared')
+    if dict(self.faults).get(task.index) == 'raise_in_prepare':
+      raise ValueError('the box is locked')
+
   def split(self, name: str) -> ToySplit:
     if name not in SPLITS:
       raise KeyError(f'unknown split {name!r}; known: {SPLITS}')
     size = self.train_size if name == 'train' else self.valid_size
     return ToySplit(name, size, self.kinds)
+
+
+_FOREIGN = {'garbage': b'\x00\x00\x00\x04junk', 'noise': b'noise ' * 100}
+
+
+def _write_to_sockets(data: bytes) -> None:
+  """Sends `data` to the parent behind the worker's back."""
+  for name in os.listdir('/proc/self/fd'):
+    with contextlib.suppress(OSError):
+      if os.readlink(f'/proc/self/fd/{name}').startswith('socket:'):
+        os.write(int(name), data)
 
 
 def live_envs() -> int:
@@ -234,6 +254,9 @@ class ToyEnv:
     if what == 'die_once' and not os.path.exists(self._spec.marker):
       pathlib.Path(self._spec.marker).touch()
       os.kill(os.getpid(), 9)
+    if what in _FOREIGN and not os.path.exists(self._spec.marker):
+      pathlib.Path(self._spec.marker).touch()
+      _write_to_sockets(_FOREIGN[what])
     if what == 'slow':
       time.sleep(0.3)
     if what == 'leak':

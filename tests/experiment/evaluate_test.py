@@ -127,6 +127,41 @@ def test_summary_counts_games_by_kind_and_seed():
   assert (found.overall.low, found.overall.high) == (low, high)
 
 
+def test_spread_over_seeds_is_in_the_record_and_the_table():
+  tasks = [_task(index) for index in range(4)]
+  played = {
+      seed: [_played(t, t.index < won) for t in tasks]
+      for seed, won in ((0, 1), (1, 2), (2, 4))
+  }
+  found = evaluate.summarize(_spec(seeds=(0, 1, 2)), tasks, played)
+  # By hand: 0.25, 0.5, 1.0; deviations from 7/12: -1/3, -1/12, 5/12.
+  expected = ((16 + 1 + 25) / 144 / 2) ** 0.5
+  assert found.spread == pytest.approx(expected)
+  assert found.metrics()['eval/success_rate_spread'] == found.spread
+  line = f'| mean ± deviation over seeds (seeds) | | 58.3 ± {100 * expected:.1f} (3) |'
+  assert line in evaluate.table({'x': found}).splitlines()
+
+
+def test_draws_are_counted_an_episode_each():
+  tasks = [_task(0), _task(1, 'put'), _task(2, 'put')]
+  drawn = [tasks[0], tasks[2], tasks[2], tasks[2]]
+  played = {0: [_played(t, t.index == 2) for t in drawn]}
+  found = evaluate.summarize(_spec(draws=4), tasks, played)
+  assert found.overall.games == 4 and found.overall.mean == 0.75
+  assert found.by_kind['put'] == evaluate._rate([1.0] * 3)
+  assert found.draws == 4
+  line = '| games drawn with replacement, a seed | | 4 |'
+  assert line in evaluate.table({'x': found}).splitlines()
+
+
+def test_draws_depend_on_the_seed_and_repeat_games():
+  tasks = [_task(index) for index in range(134)]
+  drawn = evaluate.draw(tasks, 128, 0)
+  assert drawn == evaluate.draw(tasks, 128, 0) != evaluate.draw(tasks, 128, 1)
+  # Expected different games: 134 (1 - (133 / 134)^128) = 82.7.
+  assert 70 < len(set(drawn)) < 96
+
+
 @pytest.mark.parametrize('played', [[0], [0, 0], [0, 1, 1], [0, 2]])
 def test_a_game_left_out_or_played_twice_is_refused(played):
   tasks = [_task(0), _task(1)]
@@ -199,4 +234,22 @@ def test_eval_command(policy, finished, tmp_path):
   assert process.wait() == 0, process.output
   expected = evaluate.load(finished / 'eval' / 'iteration_000002.json')
   assert evaluate.load(out) == expected
-  assert evaluate.table({'finished': expected}) in process.output
+  table = evaluate.table({'finished': expected})
+  assert table in process.output
+  assert out.with_suffix('.md').read_text() == table + '\n'
+
+
+def test_eval_command_draws_as_verl_agent_does(policy, finished, tmp_path):
+  out = tmp_path / 'drawn.json'
+  process = runs.Process(
+      'eval',
+      [
+          *runs.arguments(policy, finished, 'Experiment.iterations = 2'),
+          f'--out={out}',
+          '--compat=verl_agent',
+      ],
+      tmp_path / 'log',
+  )
+  assert process.wait() == 0, process.output
+  found = evaluate.load(out)
+  assert found.draws == found.overall.games == 128
