@@ -25,6 +25,7 @@ from scipy import special
 from hgpo_jax.experiment import evaluate
 from hgpo_jax.io import metrics
 
+
 @dataclasses.dataclass(frozen=True)
 class Run:
   """What a finished run measured.

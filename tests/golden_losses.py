@@ -164,9 +164,7 @@ def _check_kl(golden: _Case, name: str) -> None:
   gradient = jax.grad(lambda x: kl.kl(kind, x, golden.ref_log_prob).sum())(
       golden.log_prob
   )
-  golden.compare(
-      f'{name} gradient', gradient, expected['grad_log_prob_of_sum']
-  )
+  golden.compare(f'{name} gradient', gradient, expected['grad_log_prob_of_sum'])
 
 
 def _entropy(golden: _Case) -> jax.Array:

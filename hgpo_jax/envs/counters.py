@@ -2,7 +2,7 @@
 
 An environment calls `add` wherever it runs; the worker sends what was counted
 along with its next answer, and the pool's metrics show the sum over workers
-as `pool/<name>`.
+as `env/<name>`.
 """
 
 from __future__ import annotations

@@ -273,9 +273,7 @@ def _named(
     items: list[Item],
 ) -> Game:
   """The game, with the names that players see."""
-  names = textworld_game.display_names(
-      [x.pddl for x in (*receptacles, *items)]
-  )
+  names = textworld_game.display_names([x.pddl for x in (*receptacles, *items)])
   named = {
       r.pddl: dataclasses.replace(r, name=names[r.pddl]) for r in receptacles
   }

@@ -143,9 +143,9 @@ class EnvPool:
         'restarts': self._restarts,
         'recycled': self._recycled,
         **self._ledger.counts,
-        **self._counts,
     }
     metrics = {f'pool/{name}': float(n) for name, n in counts.items()}
+    metrics |= {f'env/{name}': float(n) for name, n in self._counts.items()}
     for process in self._workers:
       metrics[f'memory/worker_mb_{process.index}'] = process.resident_mb()
     return metrics

@@ -173,7 +173,7 @@ def _tasks(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:
 def _pool_metrics(before: types.Metrics, now: types.Metrics) -> types.Metrics:
   """Events of this iteration alone: a resumed run counts from 0 again."""
   return {
-      name: value - before.get(name, 0.0) if name.startswith('pool/') else value
+      name: value if name.startswith('memory/') else value - before.get(name, 0)
       for name, value in now.items()
   }
 

@@ -214,8 +214,10 @@ def _target(leaf: Any) -> jax.ShapeDtypeStruct:
 def _digest(x: jax.Array) -> jax.Array:
   """Sum of the bit patterns modulo 2^32; the same under every sharding."""
   uint = _UINTS[x.dtype.itemsize]
-  bits = x.astype(uint) if x.dtype == bool else jax.lax.bitcast_convert_type(
-      x, uint
+  bits = (
+      x.astype(uint)
+      if x.dtype == bool
+      else jax.lax.bitcast_convert_type(x, uint)
   )
   return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
 

@@ -50,8 +50,10 @@ def keep_before(path: pathlib.Path, first_iteration: int) -> None:
       kept, last = kept + len(line), iteration
   if kept < path.stat().st_size:
     logging.info('%s: dropping lines from iteration %d', path, first_iteration)
-  if last is None and first_iteration > 0 or (
-      last is not None and last < first_iteration - 1
+  if (
+      last is None
+      and first_iteration > 0
+      or (last is not None and last < first_iteration - 1)
   ):
     logging.warning(
         '%s: the last whole line is of iteration %s, but the run goes on with '

@@ -25,6 +25,7 @@ from hgpo_jax.io import metric_sinks
 PREFIXES: Mapping[str, str] = {
     'advantage': 'what the estimator did: groups, spread, advantages',
     'batch': 'steps and tokens that reached the learner, and what was dropped',
+    'env': 'inside environments, such as caches; differs from run to run',
     'eval': 'evaluation on held-out tasks',
     'logprob_gap': 'sampler against learner on the sampled tokens',
     'loss': 'parts of the policy loss',

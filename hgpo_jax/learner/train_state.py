@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from hgpo_jax import sharding
 import jax
 import jax.numpy as jnp
 import optax
+
+from hgpo_jax import sharding
 
 
 @jax.tree_util.register_dataclass

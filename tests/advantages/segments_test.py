@@ -118,9 +118,7 @@ def test_returns_agree_with_the_recurrence():
 def test_equal_trajectories_have_equal_returns_to_the_bit():
   trajectory, step = np.divmod(np.arange(300), 30)
   reward = np.random.default_rng(3).normal(size=30).astype(np.float32)
-  got = segments.discounted_returns(
-      np.tile(reward, 10), trajectory, step, 0.95
-  )
+  got = segments.discounted_returns(np.tile(reward, 10), trajectory, step, 0.95)
   assert (got.reshape(10, 30) == got[:30]).all()
 
 

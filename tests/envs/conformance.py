@@ -197,9 +197,7 @@ class EnvConformance:
     assert results[-1].terminated and results[-1].success is True
     assert results[-1].score == 1.0 and results[-1].reward > 0.0
 
-  def solution(
-      self, spec: base.EnvSpec, task: types.Task
-  ) -> list[str] | None:
+  def solution(self, spec: base.EnvSpec, task: types.Task) -> list[str] | None:
     """Actions that solve `task`; None where they are not known."""
     del spec, task
     return None
@@ -249,9 +247,7 @@ def _walk(env: base.Env, task: types.Task) -> list[types.StepResult]:
   return results
 
 
-def _actions(
-    task: types.Task, results: list[types.StepResult]
-) -> list[str]:
+def _actions(task: types.Task, results: list[types.StepResult]) -> list[str]:
   """The actions that `_walk` took between `results`."""
   return [_choose(r, c) for r, c in zip(results[:-1], _choices(task))]
 

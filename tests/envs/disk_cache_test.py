@@ -156,7 +156,7 @@ def test_what_a_cache_meets_is_in_the_metrics_of_the_pool(tmp_path):
       answers = envs.reset({0: task, 1: task})
       assert answers[0] == answers[1] and not answers[0].done
       seen = {
-          name.removeprefix('pool/game_cache_'): value
+          name.removeprefix('env/game_cache_'): value
           for name, value in envs.metrics.items()
           if 'game_cache' in name
       }

@@ -341,7 +341,7 @@ def test_idle_workers_load_what_comes_next():
         break
       envs.prefetch(tasks)
     assert envs.metrics['pool/toy_prepared'] >= 8
-    assert envs.metrics['pool/prepare_errors'] >= 1
+    assert envs.metrics['env/prepare_errors'] >= 1
     assert answers == {s: play(tasks[s + 2], spec)[0] for s in (0, 1)}
     envs.prefetch([])
   envs.prefetch(tasks)  # Of a closed pool: nothing to do.

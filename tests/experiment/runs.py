@@ -60,7 +60,7 @@ def arguments(
 
 def lines(run_dir: pathlib.Path) -> list[dict[str, Any]]:
   """The metrics, less those that differ from run to run."""
-  loose = ('time/', 'memory/')
+  loose = ('time/', 'memory/', 'env/')
   return [
       {name: v for name, v in line.items() if not name.startswith(loose)}
       for line in metrics.read(run_dir)

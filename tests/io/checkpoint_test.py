@@ -9,9 +9,9 @@ import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
