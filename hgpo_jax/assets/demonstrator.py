@@ -1,9 +1,10 @@
 """A household player that has the skills but not the plan.
 
 It plays the part that pre-training plays for a real model: it answers in the
-right form, names things that are there, and can carry out each sub-goal (find,
-take, put, heat, cool, clean, use). What it lacks is what reinforcement learning
-is to add: which sub-goal the task calls for now, and where things usually lie.
+right form, names things that are there, knows what the words of the task mean,
+and can carry out each sub-goal (find, take, put, heat, cool, clean, use). What
+it lacks is what reinforcement learning is to add: which sub-goal is due now,
+such as heating before putting away, and where things usually lie.
 It sees no more than the policy's prompt shows: the observation, the admissible
 actions, and its own last actions.
 """
@@ -17,8 +18,6 @@ import random
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_rooms
 
-_VERBS = ('heat', 'cool', 'clean')
-
 
 @dataclasses.dataclass(frozen=True)
 class Habits:
@@ -28,16 +27,17 @@ class Habits:
     aimless: share of steps spent on any admissible action.
     fetch: when empty-handed, share of going for the task's object rather
       than for any other that is in sight.
-    put: when holding, share of putting the object away at the task's target
-      rather than doing something with it that is chosen at random.
+    put: when holding, share of putting the object away at the task's target,
+      whether it is ready for that or not, rather than doing any of the other
+      things that the task suggests.
     plan: share of steps on which it does know the right sub-goal.
     revisit: weight of a place already visited when choosing where to search.
   """
 
   aimless: float = 0.08
   fetch: float = 0.92
-  put: float = 0.45
-  plan: float = 0.15
+  put: float = 0.5
+  plan: float = 0.1
   revisit: float = 0.1
 
 
@@ -152,15 +152,18 @@ class Player:
     target = '' if self._target == 'desklamp' else self._target
     if self._rng.random() < self._habits.put:
       return self._put(view, view.held, target)
-    options = [*_VERBS, 'use', 'put', 'find']
+    use = self._target == 'desklamp'
+    options = ['put', 'find']
+    if use or (self._verb and not view.did(self._verb, view.held)):
+      options += ['serve', 'serve']
     option = self._rng.choice(options)
     if option == 'put':
       return self._put(view, view.held, '')
     if option == 'find':
       return self._search(view, self._object)
-    if option == 'use':
+    if use:
       return self._use_lamp(view)
-    return self._treat(view, option, view.held)
+    return self._treat(view, self._verb, view.held)
 
   def _fetch(self, view: View) -> Choice:
     delivered = (

@@ -72,7 +72,7 @@ class Settings:
   """
 
   copying: Phase = Phase(600, 3e-3, 0.02, 1.0)
-  imitating: Phase = Phase(3000, 8e-4, 0.004, 0.03)
+  imitating: Phase = Phase(2000, 8e-4, 0.004, 0.03)
   rows: int = 32
   prompt_weight: float = 0.1
   seed: int = 0

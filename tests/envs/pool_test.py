@@ -337,10 +337,10 @@ def test_idle_workers_load_what_comes_next():
     for _ in range(100):
       time.sleep(0.02)
       answers = envs.reset({0: tasks[2], 1: tasks[3]})
-      if envs.metrics.get('pool/toy_prepared', 0) == 8:
+      if envs.metrics.get('env/toy_prepared', 0) == 8:
         break
       envs.prefetch(tasks)
-    assert envs.metrics['pool/toy_prepared'] >= 8
+    assert envs.metrics['env/toy_prepared'] >= 8
     assert envs.metrics['env/prepare_errors'] >= 1
     assert answers == {s: play(tasks[s + 2], spec)[0] for s in (0, 1)}
     envs.prefetch([])
