@@ -79,7 +79,7 @@ const range = (n) => [...Array(n).keys()];
 
 function legend(scale) {
   return el('div', { class: 'legend' },
-    `−${scale}`, el('span', { class: 'ramp' }), `+${scale}`,
+    signed(-scale), el('span', { class: 'ramp' }), signed(scale),
     el('span', {}, el('i', { class: 'key v zero' }), ' exactly 0'));
 }
 

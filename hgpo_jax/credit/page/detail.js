@@ -24,7 +24,7 @@ function drawDetail() {
 }
 
 const outcomeText = (e) =>
-  `${e.success ? 'solved' : 'not solved'} (${e.end.replace('_', ' ')}) after ${plural(e.steps, 'step')}`;
+  `${e.success ? 'solved' : `not solved (${e.end.replace('_', ' ')})`} after ${plural(e.steps, 'step')}`;
 
 function bars(estimator, row) {
   const on = estimator.name === chosen.estimator;
@@ -72,7 +72,7 @@ function stepTable(rows) {
       el('td', {}, el('button', {
         class: 'plain mono', onclick: () => choose({ step: r, task: steps.task[r] }),
       }, r === chosen.step ? '▸ ' : '', steps.actions[steps.action[r]] || '(no action)')),
-      el('td', { class: episode.success ? 'good' : 'soft' },
+      el('td', { class: episode.success ? 'good nowrap' : 'soft nowrap' },
         `${episode.success ? '✓' : '✗'} ep ${episode.id}`),
       el('td', { class: 'num' }, chip(value[r], scale)));
   })));

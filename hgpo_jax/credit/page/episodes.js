@@ -41,7 +41,46 @@ function drawEpisodes(view) {
     grid,
     el('p', { class: 'lead', style: 'margin-top:16px' },
       el('span', { class: 'key', style: 'box-shadow:0 0 0 2px var(--value)' }),
-      ' starts in the same state as the chosen step. A dot marks an action that was not admissible, × one that was malformed.'));
+      ' starts in the same state as the chosen step. A dot marks an action that was not admissible, × one that was malformed.'),
+    levelCards(task),
+    episodeTable(episodeOf(chosen.step)));
+}
+
+/** The parts of the chosen estimator as small pictures; a click shows one. */
+function levelCards(task) {
+  const estimator = currentEstimator();
+  const parts = [{ ...estimator, name: 'advantage', key: '' },
+    ...estimator.levels.map((l) => ({ ...l, key: l.name }))];
+  return el('div', {},
+    el('h3', {}, `${estimator.name}, level by level`),
+    el('div', { class: 'cards' }, parts.map((part) => el('button', {
+      class: `card ${part.key === chosen.level ? 'on' : ''}`, 'data-level': part.key,
+      'aria-pressed': part.key === chosen.level,
+      onclick: () => choose({ level: part.key }, `[data-level="${part.key}"]`),
+    },
+      el('div', { class: 'top' }, el('b', {}, part.name),
+        el('span', { class: 'soft' }, part.silent ? `${percent(part.silent)} silent` : '')),
+      miniature(part, task)))));
+}
+
+/** The chosen episode as a table: what was done, and what each level says. */
+function episodeTable(episode) {
+  const estimator = currentEstimator();
+  const head = ['step', 'action', 'advantage', ...estimator.levels.map((l) => l.name)];
+  return el('div', {},
+    el('h3', {}, `Episode ${episode.id}, ${outcomeText(episode)}`),
+    el('table', { class: 'list', id: 'episode' },
+      el('thead', {}, el('tr', {}, head.map((t, i) =>
+        el('th', { scope: 'col', class: i === 1 ? '' : 'num' }, t)))),
+      el('tbody', {}, rowsOf(episode).map((row) => el('tr', {
+        class: row === chosen.step ? 'on' : '', onclick: () => choose({ step: row }),
+      },
+        el('td', { class: 'num soft' }, String(steps.step[row])),
+        el('td', { class: 'mono' }, steps.actions[steps.action[row]] || '(no action)'),
+        el('td', { class: 'num' }, chip(estimator.value[row], estimator.scale)),
+        estimator.levels.map((level) => el('td', { class: 'num' },
+          el('span', { class: 'soft of' }, level.size[row] > 1 ? `of ${level.size[row]} ` : 'alone '),
+          chip(level.value[row], level.scale))))))));
 }
 
 const ordered = (task) => [...task.episodes].sort((a, b) =>

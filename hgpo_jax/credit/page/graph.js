@@ -2,8 +2,9 @@
 
 views.graph = { title: 'State graph', draw: drawGraph };
 
-const WIDE = 118;
+const WIDE = 126;
 const HIGH = 66;
+const ABOVE = 96; // Room for the arcs of edges that go back.
 const TERMS = {
   edge: 'change of value, against all steps of the task',
   node: 'value reached, against steps from the same state',
@@ -15,10 +16,10 @@ function drawGraph(view) {
   if (!TERMS[chosen.edge]) chosen.edge = 'edge';
   const rows = nodes.map((n) => n.row);
   const low = Math.min(...rows);
-  const columns = Math.max(...nodes.map((n) => n.column)) + 1;
-  const at = (n) => [70 + n.column * WIDE, 50 + (n.row - low) * HIGH];
-  const width = 140 + (columns - 1) * WIDE;
-  const height = 110 + (Math.max(...rows) - low) * HIGH;
+  const columns = [...new Set(nodes.map((n) => n.column))].sort((a, b) => a - b);
+  const at = (n) => [70 + columns.indexOf(n.column) * WIDE, ABOVE + (n.row - low) * HIGH];
+  const width = 140 + (columns.length - 1) * WIDE;
+  const height = ABOVE + 60 + (Math.max(...rows) - low) * HIGH;
   const here = nodeOfStep(nodes);
   const credit = edges.map((e) => e.credit[chosen.edge]);
   const scale = Math.max(...credit.map(Math.abs), 1e-9);
@@ -27,9 +28,8 @@ function drawGraph(view) {
     width, height, viewBox: `0 0 ${width} ${height}`, role: 'group',
     'aria-label': 'State graph', id: 'graph', onkeydown: moveInGraph,
   });
-  for (const column of range(columns - 1)) {
-    picture.append(el('text', { class: 'column', x: 70 + column * WIDE, y: 14 }, String(column)));
-  }
+  columns.slice(0, -1).forEach((column, i) => picture.append(
+    el('text', { class: 'column', x: 70 + i * WIDE, y: 14 }, i ? String(column) : 'step 0')));
   const order = range(edges.length).sort((a, b) =>
     Math.abs(credit[a]) - Math.abs(credit[b]));
   for (const i of order) picture.append(edgePath(edges[i], credit[i] / scale, nodes, at, here));
@@ -37,7 +37,7 @@ function drawGraph(view) {
   view.append(
     el('div', { class: 'intro' }, taskHeading(task), legend(signedScale(scale))),
     el('p', { class: 'lead' },
-      'A state stands in the column of the fewest steps that led to it, with its value V (G2PO) inside and the action that most often led to it below. An edge is coloured by the mean credit of its steps; the wider, the more steps.'),
+      'A state stands in the column of the fewest steps that led to it, with its value V (G2PO) inside and the action that most often led to it below. An edge is coloured by the mean credit of its steps; the wider, the more steps. Edges to a state that can be reached sooner arch upwards.'),
     el('div', { class: 'legend', style: 'margin-bottom:12px' }, 'Edge credit',
       el('select', { 'aria-label': 'Edge credit', id: 'edge',
         onchange: (e) => choose({ edge: e.target.value }, '#edge') },
@@ -54,7 +54,7 @@ function edgePath(edge, share, nodes, at, here) {
   const [x1, y1] = at(nodes[edge.source]);
   const [x2, y2] = at(nodes[edge.target]);
   const back = x2 <= x1;
-  const bow = back ? 34 + 0.16 * Math.abs(x1 - x2) : 0;
+  const bow = back ? Math.min(34 + 0.08 * (x1 - x2), ABOVE) : 0;
   const bend = back ? 30 : 0.45 * (x2 - x1);
   const d = edge.source === edge.target
     ? `M${x1 - 9},${y1 - 12} C${x1 - 26},${y1 - 44} ${x1 + 26},${y1 - 44} ${x1 + 9},${y1 - 12}`
@@ -65,7 +65,7 @@ function edgePath(edge, share, nodes, at, here) {
     d, class: `edge ${sign} ${active ? '' : 'quiet'}`,
     style: `--p:${Math.round(25 + 75 * Math.sqrt(Math.abs(share)))}%`,
     'stroke-width': 1 + 1.6 * Math.sqrt(edge.rows.length),
-    'stroke-opacity': active ? 1 : 0.5,
+    'stroke-opacity': active ? 1 : 0.4,
   }, el('title', {}, `${plural(edge.rows.length, 'step')}, mean credit ${signed(edge.credit[chosen.edge])}`));
 }
 
@@ -73,7 +73,7 @@ function nodeMark(node, index, [x, y], top, on) {
   const end = node.state < 0;
   const radius = 13 + 1.7 * Math.sqrt(node.visits);
   const full = Math.round(6 + 86 * Math.abs(node.value) / top);
-  const short = node.label.length > 21 ? node.label.slice(0, 20) + '…' : node.label;
+  const short = node.label.length > 19 ? node.label.slice(0, 18) + '…' : node.label;
   const label = `${node.label}: value ${node.value.toFixed(2)}, ${plural(node.visits, 'visit')}`;
   const pick = () => end || choose({ step: firstStepOf(node) }, `[data-node="${index}"]`);
   return el('g', {
