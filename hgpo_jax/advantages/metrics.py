@@ -17,7 +17,6 @@ from hgpo_jax import types
 from hgpo_jax.advantages import grouping
 from hgpo_jax.advantages import segments
 
-
 _tap: contextvars.ContextVar[dict[str, segments.Normalised] | None] = (
     contextvars.ContextVar('tap', default=None)
 )

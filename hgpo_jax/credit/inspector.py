@@ -112,22 +112,26 @@ def _tasks(
     episodes = []
     for row in first_J[inputs.group_N[first_J] == group]:
       record = by_id[steps[row].trajectory]
-      episodes.append({
-          'id': record.trajectory,
-          'first': int(row),
-          'steps': int(count_J[inputs.trajectory_N[row]]),
-          'success': record.success,
-          'outcome': _short(record.outcome),
-          'end': record.end_reason,
-      })
+      episodes.append(
+          {
+              'id': record.trajectory,
+              'first': int(row),
+              'steps': int(count_J[inputs.trajectory_N[row]]),
+              'success': record.success,
+              'outcome': _short(record.outcome),
+              'end': record.end_reason,
+          }
+      )
     graph = state_graph.build(inputs, group, actions, credit, estimator)
-    tasks.append({
-        'id': record.task.task_id,
-        'group': record.group,
-        'kind': record.task.kind,
-        'episodes': episodes,
-        'graph': _graph(graph),
-    })
+    tasks.append(
+        {
+            'id': record.task.task_id,
+            'group': record.group,
+            'kind': record.task.kind,
+            'episodes': episodes,
+            'graph': _graph(graph),
+        }
+    )
   return tasks
 
 

@@ -48,9 +48,7 @@ def in_order(
   return advantage_inputs.build(order)
 
 
-def measure(
-    estimator: base.Estimator, inputs: types.AdvantageInputs
-) -> Credit:
+def measure(estimator: base.Estimator, inputs: types.AdvantageInputs) -> Credit:
   """Runs the estimator and keeps what it reports of its levels.
 
   CovGPO also gets the level 'coverage': what it added to its base.
@@ -68,9 +66,7 @@ def measure(
   return Credit(advantage_N, levels)
 
 
-def _rows(
-    found: segments.Normalised, inputs: types.AdvantageInputs
-) -> Level:
+def _rows(found: segments.Normalised, inputs: types.AdvantageInputs) -> Level:
   """A level of rows, or of episodes, as one of rows."""
   place_N = (
       np.arange(len(inputs.step_N))

@@ -48,7 +48,10 @@ class Browser:
   def __init__(self, profile: pathlib.Path):
     read, child_write = os.pipe()
     child_read, write = os.pipe()
-    command = f'exec "$0" "$@" 3<&{child_read} 4>&{child_write}'
+    # It reads commands from 3 and writes to 4. Some shells know no descriptor
+    # above 9 but by its name.
+    fd = '/proc/self/fd'
+    command = f'exec "$0" "$@" 3<{fd}/{child_read} 4>{fd}/{child_write}'
     self._process = subprocess.Popen(
         [
             *('sh', '-c', command, EXECUTABLE, *_FLAGS),
@@ -85,7 +88,7 @@ class Browser:
     self._call('Page.navigate', url='about:blank')
     self._call('Page.navigate', url=address)
     deadline = time.monotonic() + _TIMEOUT_S
-    while self.evaluate('document.documentElement.dataset.ready') != 'yes':
+    while self.evaluate('document.documentElement?.dataset.ready') != 'yes':
       assert time.monotonic() < deadline, f'not ready; {self.errors}'
       time.sleep(0.1)
 
