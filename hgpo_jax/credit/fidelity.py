@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import math
 
 import numpy as np
 
@@ -24,16 +25,16 @@ class Figures:
   """Of R replicates of estimates x of P advantages A, in their best unit.
 
   The unit c is that of least squares, c = sum x A / sum x^2: estimators
-  differ in units, and the step size absorbs them. With m the mean of c x over
-  replicates, and everything over the mean of A^2:
+  differ in units, and the step size absorbs them. With m and A' the means over
+  replicates of c x and of A, bias and variance are over the mean of A'^2:
 
   Attributes:
-    bias: mean over probes of (m - A)^2: what more groups do not cure. The
-      noise of the truth is in it.
+    bias: mean over probes of (m - A')^2: what more groups do not cure; 1 for
+      an estimate that is always 0. The noise of the truth is in it.
     variance: mean over probes of the variance of c x over replicates.
     rank: Spearman's rho over probes, mean over replicates.
     sign: of the probes whose A has a sure sign, the share that gets it; an
-      estimate of exactly 0 gets half.
+      estimate of exactly 0 gets half. NaN where no sign is sure.
     cosine: of the policy gradients sum_p x_p g_p and sum_p A_p g_p, with g_p
       the gradient of the log-probability of the response; mean over
       replicates. 0 where an estimate has no direction.
@@ -72,7 +73,7 @@ def figures(
     sure_RP: where its sign is sure.
     gram_PP: inner products of the gradients g_p.
   """
-  square = (truth_RP**2).mean()
+  square = (truth_RP.mean(0) ** 2).mean()
   scale = _ratio((estimate_RP * truth_RP).sum(), (estimate_RP**2).sum())
   scaled_RP = scale * estimate_RP
   miss_P = scaled_RP.mean(0) - truth_RP.mean(0)
@@ -88,7 +89,7 @@ def figures(
               ]
           )
       ),
-      sign=_ratio((right_RP * sure_RP).sum(), sure_RP.sum()),
+      sign=float(right_RP[sure_RP].mean()) if sure_RP.any() else math.nan,
       cosine=float(_cosines(estimate_RP, truth_RP, gram_PP).mean()),
   )
 
@@ -119,11 +120,12 @@ def intervals(
       make(np.concatenate([members[k] for k in some]))
       for some in rng.integers(len(members), size=(draws, len(members)))
   ]
-  low, high = np.percentile(drawn, _LEVELS, axis=0) if draws else (value, value)
-  return {
-      name: Interval(*map(float, row))
-      for name, *row in zip(NAMES, value, low, high)
-  }
+  found = {}
+  for place, name in enumerate(NAMES):
+    some = [row[place] for row in drawn if not math.isnan(row[place])]
+    low, high = np.percentile(some or [math.nan], _LEVELS)
+    found[name] = Interval(value[place], float(low), float(high))
+  return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ class Study:
   Attributes:
     group_sizes: G, episodes of a group.
     replicates: R, groups made around each probe; even.
-    draws: of the bootstrap.
+    draws: of the bootstrap, at least 1.
     seed: of groups and draws.
   """
 
@@ -148,6 +150,8 @@ class Study:
           f'replicates is {self.replicates}; expected an even number of at'
           ' least 2: they take the two halves of the continuations in turn'
       )
+    if self.draws < 1 or min(self.group_sizes, default=0) < 2:
+      raise ValueError(f'{self}: expected draws >= 1 and groups of 2 or more')
 
 
 def compare(
@@ -157,7 +161,10 @@ def compare(
     gram_PP: np.ndarray,
     report: Callable[[str], None] = lambda text: None,
 ) -> dict[str, dict[int, dict[str, Interval]]]:
-  """Figures by estimator and group size, and of `CEILING` (at size 0)."""
+  """Figures by estimator and group size, and of `CEILING` (at size 0).
+
+  Of the latter, bias and variance say nothing: see `Truth.noise`.
+  """
   truth = truth_lib.measure(sample)
   task_P = np.array([probe.task for probe in sample.probes])
   half_R = np.arange(study.replicates) % 2

@@ -37,6 +37,14 @@ class Truth:
     """From all continuations."""
     return self.other_HP.mean(0)
 
+  @property
+  def noise(self) -> float:
+    """Share of the mean of A^2 that is chance: the bias of the exact A."""
+    square = (self.mean_P**2).mean()
+    # The mean of two measurements has a quarter of their squared difference.
+    noise = 0.25 * (np.diff(self.half_HP, axis=0) ** 2).mean()
+    return float(noise / square) if square > 0.0 else 0.0
+
 
 def measure(sample: probes_lib.Sample) -> Truth:
   """The truth about the probes of `sample`, in units of reward."""

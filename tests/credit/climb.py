@@ -37,7 +37,9 @@ def advantage(step: types.Step) -> float:
 
 
 def tasks(count: int) -> list[types.Task]:
-  return [types.Task('train', i, f'climb/{i}', i, 'climb') for i in range(count)]
+  return [
+      types.Task('train', i, f'climb/{i}', i, 'climb') for i in range(count)
+  ]
 
 
 class Play:
