@@ -72,6 +72,7 @@ function colour(value, scale, more = '') {
 const signed = (x) =>
   x === 0 ? '0' : (x > 0 ? '+' : '−') + Math.abs(x).toFixed(
     Math.abs(x) >= 9.995 ? 1 : 2);
+const among = (size) => (size > 1 ? `of ${size}` : size ? 'alone' : '–');
 const percent = (x) => (x === 0 ? '0' : x < 0.001 ? '<0.1' :
   (100 * x).toFixed(x < 0.1 ? 1 : 0)) + ' %';
 const plural = (n, word) => `${n} ${word}${n === 1 ? '' : 's'}`;

@@ -32,9 +32,8 @@ function bars(estimator, row) {
     choose({ estimator: estimator.name, level: '' }))];
   if (on) {
     for (const level of estimator.levels) {
-      const size = level.size[row];
-      const among = size > 1 ? ` of ${size}` : size ? ' alone' : ' –';
-      lines.push(bar(level, row, 'sub', level.name + among, () =>
+      const label = `${level.name} ${among(level.size[row])}`;
+      lines.push(bar(level, row, 'sub', label, () =>
         choose({ level: level.name })));
     }
   }

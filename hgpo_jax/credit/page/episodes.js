@@ -53,7 +53,7 @@ function levelCards(task) {
     ...estimator.levels.map((l) => ({ ...l, key: l.name }))];
   return el('div', {},
     el('h3', {}, `${estimator.name}, level by level`),
-    el('div', { class: 'cards' }, parts.map((part) => el('button', {
+    el('div', { class: 'cards small' }, parts.map((part) => el('button', {
       class: `card ${part.key === chosen.level ? 'on' : ''}`, 'data-level': part.key,
       'aria-pressed': part.key === chosen.level,
       onclick: () => choose({ level: part.key }, `[data-level="${part.key}"]`),
@@ -79,7 +79,7 @@ function episodeTable(episode) {
         el('td', { class: 'mono' }, steps.actions[steps.action[row]] || '(no action)'),
         el('td', { class: 'num' }, chip(estimator.value[row], estimator.scale)),
         estimator.levels.map((level) => el('td', { class: 'num' },
-          el('span', { class: 'soft of' }, level.size[row] > 1 ? `of ${level.size[row]} ` : 'alone '),
+          el('span', { class: 'soft of' }, among(level.size[row]), ' '),
           chip(level.value[row], level.scale))))))));
 }
 
