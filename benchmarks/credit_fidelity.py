@@ -23,6 +23,7 @@ import time
 
 from absl import app
 from absl import flags
+from absl import logging
 
 from benchmarks import fidelity_plot
 from hgpo_jax import config
@@ -215,6 +216,7 @@ def _say(text: str) -> None:
 def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
+  logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
   design = probes.Design(
       _TASKS.value,
       _PROBES.value,

@@ -16,6 +16,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 
 _TRAJECTORIES = flags.DEFINE_string(
     'trajectories', None, 'Episodes of an iteration, *.jsonl.gz.'
@@ -31,6 +32,7 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"expected the one command 'inspect', got {argv[1:]}")
   if not _TRAJECTORIES.value:
     raise app.UsageError('--trajectories is missing')
+  logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
   from hgpo_jax.credit import report
 
   try:

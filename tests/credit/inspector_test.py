@@ -6,6 +6,8 @@ import dataclasses
 import gzip
 import json
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -182,6 +184,27 @@ def test_bad_files_are_refused_in_a_line(tmp_path):
       report.write(path, tmp_path / 'out.html')
     assert str(path) in str(caught.value)
   assert not (tmp_path / 'out.html').exists()
+
+
+def test_the_command_writes_a_page_or_says_in_a_line_why_not(tmp_path):
+  source = _write(tmp_path / 'a.jsonl.gz', episodes.two_tasks())
+  run = lambda path, *more: subprocess.run(
+      [
+          *(sys.executable, '-m', 'hgpo_jax.credit', 'inspect'),
+          *(f'--trajectories={path}', f'--out={tmp_path}/out.html', *more),
+      ],
+      capture_output=True,
+      text=True,
+  )
+  missing = run(tmp_path / 'none')
+  assert missing.returncode == 1
+  assert missing.stderr.startswith(f'error: {tmp_path}/none does not exist')
+  assert missing.stderr.count('\n') == 1
+  picked = [f'--estimator=algorithms/{name}.gin' for name in ('rloo', 'g2po')]
+  found = run(source, *picked)
+  assert found.returncode == 0, found.stderr
+  assert '2 tasks, 7 episodes, 17 steps under 2 estimators' in found.stdout
+  assert '"name":"rloo"' in (tmp_path / 'out.html').read_text()
 
 
 @pytest.mark.skipif(not browser.EXECUTABLE, reason='no chromium on the PATH')
