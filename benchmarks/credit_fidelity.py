@@ -90,7 +90,10 @@ def study(
     settings: fidelity.Study,
     out: pathlib.Path,
 ) -> dict[str, Result]:
-  """Plays and compares; the same tasks for every policy."""
+  """Plays and compares; the same tasks for every policy.
+
+  The table and the picture are written anew after each policy.
+  """
   _keep_to(out, {'design': dataclasses.asdict(design), 'policies': policies})
   tasks = task_order.choose(
       spec.env.split(spec.split), design.tasks, design.seed, 0
@@ -109,7 +112,7 @@ def study(
       played = time.monotonic() - start
       _say(
           f'{name}: success {sample.success_rate:.2f}, {len(sample.probes)}'
-          f' steps, {design.episodes} episodes in {played:.0f} s'
+          f' steps, {design.episodes} episodes played or read in {played:.0f} s'
       )
       gram_PP = gradients.gram(
           player.model,
@@ -128,6 +131,7 @@ def study(
           truth.measure(sample).noise,
           table,
       )
+      write(found, design, settings, out)
   return found
 
 
@@ -237,10 +241,9 @@ def main(argv: Sequence[str]) -> None:
     spec = config.load(
         [_GIN_FILE.value], _GIN_BINDINGS.value, root=spec_lib.Experiment
     )
-    results = study(policies, estimators, spec, design, settings, out)
+    study(policies, estimators, spec, design, settings, out)
   except (OSError, ValueError) as error:
     sys.exit(f'error: {error}')
-  write(results, design, settings, out)
   _say((out / 'fidelity.md').read_text())
 
 
