@@ -8,7 +8,7 @@ import html
 from hgpo_jax.credit import fidelity
 
 _ROW, _DOT_GAP = 34, 8
-_LEFT, _TOP, _WIDTH, _GAP, _BOTTOM = 176, 74, 250, 26, 34
+_LEFT, _TOP, _WIDTH, _GAP, _BOTTOM = 176, 74, 250, 44, 34
 _COLOURS = ('#9ecae1', '#4292c6', '#08458c')  # By group size, small to large.
 _STYLE = """
 text { font: 12px system-ui, 'DejaVu Sans', sans-serif; fill: #1d232b; }
