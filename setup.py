@@ -31,6 +31,7 @@ setuptools.setup(
     package_data={
         'hgpo_jax.gin_files': ['*.gin', '*/*.gin'],
         'hgpo_jax.assets': ['*/*'],
+        'hgpo_jax.credit': ['page/*'],
     },
     install_requires=[
         'absl-py>=2.1',

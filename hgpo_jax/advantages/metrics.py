@@ -7,11 +7,34 @@ adds is `advantage/coverage_<what>`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+import contextlib
+import contextvars
+
 import numpy as np
 
 from hgpo_jax import types
 from hgpo_jax.advantages import grouping
 from hgpo_jax.advantages import segments
+
+_tap: contextvars.ContextVar[dict[str, segments.Normalised] | None] = (
+    contextvars.ContextVar('tap', default=None)
+)
+
+
+@contextlib.contextmanager
+def levels_of() -> Iterator[dict[str, segments.Normalised]]:
+  """Collects the levels that estimators report inside the block, by name.
+
+  For looking at what an estimator did, row by row; the first report of a name
+  is kept.
+  """
+  found: dict[str, segments.Normalised] = {}
+  token = _tap.set(found)
+  try:
+    yield found
+  finally:
+    _tap.reset(token)
 
 
 def level(name: str, result: segments.Normalised) -> dict[str, float]:
@@ -22,6 +45,8 @@ def level(name: str, result: segments.Normalised) -> dict[str, float]:
   frac_zero_std_groups: of the groups with two rows or more, those whose rows
   are all the same. mean_abs: of the values of the rows with a group.
   """
+  if (tap := _tap.get()) is not None:
+    tap.setdefault(name, result)
   inside_N = (result.segment_N >= 0) & (result.size_N > 0)
   _, row_S = np.unique(result.segment_N[inside_N], return_index=True)
   size_S = result.size_N[inside_N][row_S]

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 from typing import Any
+import zlib
 
 import numpy as np
 
@@ -21,6 +22,15 @@ _ARRAYS = {
     'response_ids': np.int32,
     'sampler_logprobs': np.float32,
 }
+_UNREADABLE = (
+    AttributeError,
+    EOFError,
+    KeyError,
+    TypeError,
+    ValueError,
+    gzip.BadGzipFile,
+    zlib.error,
+)
 _TEXTS = ('prompt_text', 'response_text')
 
 
@@ -64,7 +74,7 @@ def load(path: str | os.PathLike[str]) -> list[types.Trajectory]:
     with gzip.open(path, 'rt', encoding='utf-8') as lines:
       for line in lines:
         trajectories.append(_trajectory(json.loads(line)))
-  except (EOFError, gzip.BadGzipFile, KeyError, TypeError, ValueError) as error:
+  except _UNREADABLE as error:
     raise ValueError(
         f'{os.fspath(path)}: episode {len(trajectories) + 1} cannot be read '
         f'({error!r}); expected a whole gzipped file with one JSON episode a '

@@ -11,14 +11,14 @@ import numpy as np
 
 from hgpo_jax import config
 from hgpo_jax import types
-from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.models import base
+from hgpo_jax.rollout import episode as episode_lib
 from hgpo_jax.rollout import parse
 from hgpo_jax.rollout import prompt as prompt_lib
 from hgpo_jax.rollout import sampler as sampler_lib
 from hgpo_jax.rollout import tokenizer as tokenizer_lib
 
-_Answer = types.StepResult | pool_lib.EnvFailure
+_Answer = episode_lib.Answer
 
 
 class Pool(Protocol):
@@ -112,6 +112,7 @@ class BoundCollector:
       seed: int,
       iteration: int,
       temperature: float,
+      openings: Sequence[Sequence[types.Step]] = (),
   ) -> list[types.Trajectory]:
     """One group of `group_size` episodes for each task, ordered by id.
 
@@ -126,15 +127,24 @@ class BoundCollector:
       seed: of the run; not negative.
       iteration: of the run; not negative.
       temperature: of sampling; 0 is greedy.
+      openings: of each group, recorded steps that its episodes begin with:
+        their actions are replayed, and sampling goes on from there. Not for
+        training: tokens of replayed steps are those of the record.
+
+    Raises:
+      episode.ReplayError: a replay did not lead where the record says.
     """
+    openings = openings or [()] * len(tasks)
     episodes = [
-        _Episode(task, group, group * group_size + member)
-        for group, task in enumerate(tasks)
+        episode_lib.Episode(task, group, group * group_size + member, opening)
+        for group, (task, opening) in enumerate(
+            zip(tasks, openings, strict=True)
+        )
         for member in range(group_size)
     ]
     params = self._sampler.prepare(params)
     waiting = collections.deque(episodes)
-    live: dict[int, _Episode] = {}
+    live: dict[int, episode_lib.Episode] = {}
     while waiting or live:
       self._refill(live, waiting)
       prompts = self._build_prompts(live)
@@ -152,7 +162,9 @@ class BoundCollector:
     return [episode.trajectory_record() for episode in episodes]
 
   def _refill(
-      self, live: dict[int, _Episode], waiting: collections.deque[_Episode]
+      self,
+      live: dict[int, episode_lib.Episode],
+      waiting: collections.deque[episode_lib.Episode],
   ) -> None:
     """Starts waiting episodes in free slots until one of them runs out."""
     while waiting and len(live) < self._pool.num_slots:
@@ -163,9 +175,16 @@ class BoundCollector:
         episode.begin(answers[slot])
         live[slot] = episode
       _drop_ended(live)
+      while behind := {s: e for s, e in live.items() if e.opening}:
+        answers = self._pool.step(
+            {s: e.opening[0].action for s, e in behind.items()}
+        )
+        for slot, episode in behind.items():
+          episode.replay(answers[slot])
+        _drop_ended(live)
 
   def _build_prompts(
-      self, live: dict[int, _Episode]
+      self, live: dict[int, episode_lib.Episode]
   ) -> dict[int, prompt_lib.Prompt]:
     """Prompts of all live episodes; ends those whose prompt cannot fit."""
     prompts = {}
@@ -184,7 +203,7 @@ class BoundCollector:
 
   def _act(
       self,
-      live: dict[int, _Episode],
+      live: dict[int, episode_lib.Episode],
       prompts: Mapping[int, prompt_lib.Prompt],
       completions: Mapping[int, sampler_lib.Completion],
   ) -> None:
@@ -201,82 +220,6 @@ class BoundCollector:
     _drop_ended(live)
 
 
-class _Episode:
-  """An episode under way."""
-
-  def __init__(self, task: types.Task, group: int, trajectory: int):
-    self.task = task
-    self.group = group
-    self.trajectory = trajectory
-    self.instruction = ''
-    self.now: types.StepResult | None = None
-    self.turns: list[prompt_lib.Turn] = []
-    self.steps: list[types.Step] = []
-    self.end_reason = ''
-    self.error = ''
-
-  def begin(self, answer: _Answer) -> None:
-    """Takes the answer to the reset."""
-    if self._take(answer):
-      self.instruction = answer.instruction
-
-  def advance(
-      self,
-      prompt: prompt_lib.Prompt,
-      completion: sampler_lib.Completion,
-      parsed: parse.ParsedAction,
-      answer: _Answer,
-  ) -> None:
-    """Takes the answer to a command; a step that failed is not recorded."""
-    before = self.now
-    if not self._take(answer):
-      return
-    self.turns.append(prompt_lib.Turn(before.observation, parsed.action))
-    step = types.Step(
-        group=self.group,
-        trajectory=self.trajectory,
-        step=len(self.steps),
-        prompt_ids=prompt.ids,
-        response_ids=completion.ids,
-        sampler_logprobs=completion.logprobs,
-        finish_reason=completion.finish_reason,
-        action=parsed.action,
-        action_valid=parsed.valid,
-        action_admissible=parsed.action in before.admissible,
-        observation=before.observation,
-        state_key=before.state_key,
-        next_state_key=answer.state_key,
-        reward=answer.reward,
-        dropped_history=prompt.dropped_history,
-    )
-    self.steps.append(step)
-
-  def trajectory_record(self) -> types.Trajectory:
-    """The record of the ended episode."""
-    return types.Trajectory(
-        task=self.task,
-        group=self.group,
-        trajectory=self.trajectory,
-        steps=tuple(self.steps),
-        success=self.now is not None and bool(self.now.success),
-        score=0.0 if self.now is None else self.now.score,
-        end_reason=self.end_reason,
-        error=self.error,
-    )
-
-  def _take(self, answer: _Answer) -> bool:
-    """Notes where the episode stands; False if the environment failed."""
-    if isinstance(answer, pool_lib.EnvFailure):
-      self.end_reason, self.error = answer.kind, answer.message
-      return False
-    self.now = answer
-    if answer.terminated:
-      self.end_reason = types.SOLVED if answer.success else types.FAILED
-    elif answer.truncated:
-      self.end_reason = types.MAX_STEPS
-    return True
-
-
-def _drop_ended(live: dict[int, _Episode]) -> None:
+def _drop_ended(live: dict[int, episode_lib.Episode]) -> None:
   for slot in [s for s, episode in live.items() if episode.end_reason]:
     del live[slot]

@@ -11,6 +11,7 @@ from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.models import base
 from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import collector as collector_lib
+from hgpo_jax.rollout import episode as episode_lib
 from hgpo_jax.rollout import metrics as metrics_lib
 from hgpo_jax.rollout import prompt as prompt_lib
 from hgpo_jax.rollout import sampler as sampler_lib
@@ -239,6 +240,56 @@ def test_slots_are_refilled_and_ids_are_explicit():
   assert [t.end_reason for t in few] == [t.end_reason for t in many]
   assert len(set(sampler.keys)) == len(sampler.keys)
   assert sampler.keys[0] == (5, 7, 3, 0, 0)
+
+
+def test_openings_are_replayed_and_then_it_is_played_on():
+  spec = toy.ToySpec(kinds=('put',), max_steps=6)
+  tasks = _tasks(spec, 0, 1)
+  script = lambda task, trajectory, step: _say(
+      toy.solution(spec, spec.split('train')[task])[min(step, 3)]
+      if trajectory % 2
+      else 'look'
+  )
+  full, _, whole = _collect(script, spec, 4, tasks, group_size=2)
+  openings = [full[1].steps[:2], full[3].steps[:4]]
+  pool, sampler = _LocalPool(spec, 1), _Scripted(script)
+  collector = collector_lib.Collector(
+      2, 2000, prompt_lib.AlfworldPrompt()
+  ).bind(pool, _CharTokenizer(), sampler)
+  play = lambda openings: collector.collect(
+      None, tasks, 2, 5, 7, 1.0, openings=openings
+  )
+  found = play(openings)
+  # A solved opening is an episode of its own; nothing more is sampled.
+  assert [len(t.steps) for t in found] == [6, 4, 4, 4]
+  assert {key[3:] for key in sampler.keys} == {(0, s) for s in (2, 3, 4, 5)} | {
+      (1, 2),
+      (1, 3),
+  }
+  for trajectory, source in zip(found, (1, 1, 3, 3)):
+    opening = openings[source // 2]
+    for step, recorded in zip(trajectory.steps, opening):
+      assert step.trajectory == trajectory.trajectory
+      assert step.action == recorded.action
+      np.testing.assert_array_equal(step.prompt_ids, recorded.prompt_ids)
+  # The same history, so the same prompts and the same end.
+  for step, recorded in zip(found[1].steps, full[1].steps, strict=True):
+    np.testing.assert_array_equal(step.prompt_ids, recorded.prompt_ids)
+    assert step.next_state_key == recorded.next_state_key
+  assert found[1].success and found[2].end_reason == types.SOLVED
+  assert whole.keys[0] == (5, 7, 0, 0, 0)
+
+
+def test_a_replay_that_leads_elsewhere_is_refused():
+  spec = toy.ToySpec(kinds=('put',), max_steps=6)
+  script = lambda task, trajectory, step: _say('look')
+  (trajectory,), _, _ = _collect(script, spec, 1, _tasks(spec, 0))
+  wrong = dataclasses.replace(trajectory.steps[0], next_state_key='elsewhere')
+  collector = collector_lib.Collector(
+      2, 2000, prompt_lib.AlfworldPrompt()
+  ).bind(_LocalPool(spec, 1), _CharTokenizer(), _Scripted(script))
+  with pytest.raises(episode_lib.ReplayError, match="to 'elsewhere'; give the"):
+    collector.collect(None, _tasks(spec, 0), 1, 5, 7, 1.0, openings=[[wrong]])
 
 
 def test_nothing_to_play():

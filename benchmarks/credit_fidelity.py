@@ -1,0 +1,251 @@
+"""How faithful each estimator's advantages are to the true ones.
+
+  python -m benchmarks.credit_fidelity --out=runs/fidelity \\
+      --policy=low=tiny_household --policy=high=exported
+
+For each policy (a Hugging Face folder, or the name of a packaged one; see
+hgpo_jax.export) it plays generated household games, chooses steps, measures
+their true advantages by playing on from them many times, and compares them
+with what every estimator of gin/algorithms gives the same steps in groups of
+several sizes. Episodes are kept in <out>/rollouts; a stopped run goes on when
+the command is given again. Writes <out>/fidelity.md and <out>/fidelity.svg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+import time
+
+from absl import app
+from absl import flags
+from absl import logging
+
+from benchmarks import fidelity_plot
+from hgpo_jax import config
+from hgpo_jax.advantages import base
+from hgpo_jax.credit import continuations
+from hgpo_jax.credit import fidelity
+from hgpo_jax.credit import gradients
+from hgpo_jax.credit import methods
+from hgpo_jax.credit import probes
+from hgpo_jax.credit import truth
+from hgpo_jax.experiment import runtime
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import task_order
+
+Table = dict[str, dict[int, dict[str, fidelity.Interval]]]
+
+_OUT = flags.DEFINE_string('out', 'runs/fidelity', 'Folder of the study.')
+_POLICY = flags.DEFINE_multi_string(
+    'policy', ['packaged=tiny_household'], 'name=folder; repeatable.'
+)
+_ESTIMATOR = flags.DEFINE_multi_string(
+    'estimator', [], 'Gin file of an estimator; repeatable. Default: all.'
+)
+_GIN_FILE = flags.DEFINE_string(
+    'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
+)
+_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
+_TASKS = flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.')
+_PROBES = flags.DEFINE_integer('probes', 3, 'Steps of each task.')
+_CONTINUATIONS = flags.DEFINE_integer(
+    'continuations', 64, 'Episodes from before, and from after, each step.'
+)
+_POOL = flags.DEFINE_integer('pool', 48, 'Free episodes of each task.')
+_GROUP_SIZES = flags.DEFINE_list('group_sizes', ['4', '8', '16'], 'G.')
+_REPLICATES = flags.DEFINE_integer('replicates', 16, 'Groups a step.')
+_DRAWS = flags.DEFINE_integer('draws', 400, 'Of the bootstrap.')
+_SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
+
+_HEADS = {
+    'bias': 'bias²',
+    'variance': 'variance',
+    'rank': 'rank correlation',
+    'sign': 'right sign',
+    'cosine': 'gradient cosine',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What the study found of one policy."""
+
+  success: float
+  probes: int
+  seconds: float
+  noise: float
+  table: Table
+
+
+def study(
+    policies: Mapping[str, str],
+    estimators: Mapping[str, base.Estimator],
+    spec: spec_lib.Experiment,
+    design: probes.Design,
+    settings: fidelity.Study,
+    out: pathlib.Path,
+) -> dict[str, Result]:
+  """Plays and compares; the same tasks for every policy.
+
+  The table and the picture are written anew after each policy.
+  """
+  _keep_to(out, {'design': dataclasses.asdict(design), 'policies': policies})
+  tasks = task_order.choose(
+      spec.env.split(spec.split), design.tasks, design.seed, 0
+  )
+  found = {}
+  with runtime.open_player(spec) as player:
+    for name, folder in policies.items():
+      start = time.monotonic()
+      source = dataclasses.replace(spec.policy, folder=folder)
+      params = player.put(source.load(player.model))
+      play = continuations.CollectorPlay(
+          player.collector, params, design.seed, spec.temperature
+      )
+      saved = continuations.Saved(play, out / 'rollouts' / name)
+      sample = probes.sample(design, tasks, saved)
+      played = time.monotonic() - start
+      _say(
+          f'{name}: success {sample.success_rate:.2f}, {len(sample.probes)}'
+          f' steps, {design.episodes} episodes played or read in {played:.0f} s'
+      )
+      gram_PP = gradients.gram(
+          player.model,
+          params,
+          [probe.step for probe in sample.probes],
+          spec.temperature,
+          spec.minibatches,
+      )
+      table = fidelity.compare(settings, sample, estimators, gram_PP, _say)
+      seconds = time.monotonic() - start
+      _say(f'{name}: {seconds - played:.0f} s to compare')
+      found[name] = Result(
+          sample.success_rate,
+          len(sample.probes),
+          seconds,
+          truth.measure(sample).noise,
+          table,
+      )
+      write(found, design, settings, out)
+  return found
+
+
+def markdown(
+    results: Mapping[str, Result],
+    design: probes.Design,
+    settings: fidelity.Study,
+) -> str:
+  """The tables, one a policy, with what they were made from."""
+  lines = [
+      f'{design.tasks} tasks, {design.probes} steps of each,'
+      f' {design.continuations} episodes from before and from after each step,'
+      f' groups made {settings.replicates} times from {design.pool} free'
+      ' episodes a task. 95 % intervals: bootstrap over tasks.'
+  ]
+  for name, result in results.items():
+    lines += [
+        '',
+        f'**{name}**: success {100 * result.success:.0f} %,'
+        f' {result.probes} steps, {result.seconds / 60:.0f} minutes. The exact'
+        f' advantages would have a bias² of {result.noise:.2f}: the chance'
+        ' in measuring them.',
+        '',
+        '| estimator | group | ' + ' | '.join(_HEADS.values()) + ' |',
+        '|---|---|' + '---|' * len(_HEADS),
+    ]
+    for estimator, sizes in result.table.items():
+      for size, row in sizes.items():
+        cells = ' | '.join(
+            '' if not size and key in ('bias', 'variance') else _cell(row[key])
+            for key in _HEADS
+        )
+        lines.append(f'| {estimator} | {size or ""} | {cells} |')
+  return '\n'.join(lines) + '\n'
+
+
+def _cell(found: fidelity.Interval) -> str:
+  if math.isnan(found.value):
+    return '–'
+  return f'{found.value:.2f} ({found.low:.2f} to {found.high:.2f})'
+
+
+def _keep_to(out: pathlib.Path, settings: dict[str, object]) -> None:
+  """Refuses to mix episodes of different studies in one folder."""
+  path = out / 'study.json'
+  if path.exists() and json.loads(path.read_text()) != settings:
+    raise ValueError(
+        f'{path} is of a study with other settings: {path.read_text()}; these'
+        f' are {json.dumps(settings)}. Give another --out'
+    )
+  out.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(settings))
+
+
+def policies_of(pairs: Sequence[str]) -> dict[str, str]:
+  """Folders by name, from 'name=folder'."""
+  for pair in pairs:
+    if not all(pair.partition('=')[::2]):
+      raise ValueError(f'--policy={pair}; expected --policy=name=folder')
+  return dict(pair.split('=', 1) for pair in pairs)
+
+
+def write(
+    results: Mapping[str, Result],
+    design: probes.Design,
+    settings: fidelity.Study,
+    out: pathlib.Path,
+) -> None:
+  """Writes fidelity.md and fidelity.svg."""
+  text = markdown(results, design, settings)
+  (out / 'fidelity.md').write_text(text, encoding='utf-8')
+  panels = {
+      f'{name}, {100 * result.success:.0f} % solved': result.table
+      for name, result in results.items()
+  }
+  picture = fidelity_plot.draw(
+      panels, {k: _HEADS[k] for k in ('rank', 'cosine')}
+  )
+  (out / 'fidelity.svg').write_text(picture, encoding='utf-8')
+
+
+def _say(text: str) -> None:
+  print(text, flush=True)
+
+
+def main(argv: Sequence[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown arguments {argv[1:]}')
+  logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
+  design = probes.Design(
+      _TASKS.value,
+      _PROBES.value,
+      _CONTINUATIONS.value,
+      _POOL.value,
+      _SEED.value,
+  )
+  settings = fidelity.Study(
+      tuple(map(int, _GROUP_SIZES.value)),
+      _REPLICATES.value,
+      _DRAWS.value,
+      _SEED.value,
+  )
+  out = pathlib.Path(_OUT.value)
+  try:
+    policies = policies_of(_POLICY.value)
+    estimators = methods.load(_ESTIMATOR.value)
+    spec = config.load(
+        [_GIN_FILE.value], _GIN_BINDINGS.value, root=spec_lib.Experiment
+    )
+    study(policies, estimators, spec, design, settings, out)
+  except (OSError, ValueError) as error:
+    sys.exit(f'error: {error}')
+  _say((out / 'fidelity.md').read_text())
+
+
+if __name__ == '__main__':
+  app.run(main)

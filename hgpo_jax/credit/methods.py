@@ -1,0 +1,47 @@
+"""The estimators that are compared: one a gin file of `algorithms/`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import pathlib
+
+from hgpo_jax import config
+from hgpo_jax.advantages import base
+from hgpo_jax.experiment import spec as spec_lib
+
+# An estimator is bound to an experiment; this is the rest of one.
+_REST = ('base.gin', 'envs/household_mini.gin', 'models/tiny_household.gin')
+
+
+def names() -> list[str]:
+  """Gin files of all methods, 'algorithms/<name>.gin', sorted."""
+  found = {
+      f'algorithms/{path.name}'
+      for folder in config.SEARCH_PATH
+      for path in pathlib.Path(folder, 'algorithms').glob('*.gin')
+  }
+  return sorted(found)
+
+
+def load(files: Sequence[str] = ()) -> dict[str, base.Estimator]:
+  """Estimators by the stem of their file; all of `names()` by default.
+
+  Files that differ in the loss alone have equal estimators: of these the one
+  named as its class is kept, else the first. What gin had loaded is forgotten.
+
+  Args:
+    files: gin files that bind `Experiment.estimator`, by path or by name.
+
+  Raises:
+    ConfigError: a file is missing or wrong.
+  """
+  found = {}
+  for file in files or names():
+    spec = config.load([*_REST, file], root=spec_lib.Experiment)
+    found[pathlib.Path(file).stem] = spec.estimator
+  config.reset()
+  kept: dict[base.Estimator, str] = {}
+  for name, estimator in found.items():
+    if name == type(estimator).__name__.lower() or estimator not in kept:
+      kept[estimator] = name
+  return {name: found[name] for name in found if name in kept.values()}

@@ -1,0 +1,56 @@
+"""From a file of episodes to the inspector's page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import os
+import pathlib
+
+from hgpo_jax.credit import inspector
+from hgpo_jax.credit import methods
+from hgpo_jax.credit import page
+from hgpo_jax.io import trajectories as trajectories_io
+
+
+def write(
+    source: pathlib.Path, out: pathlib.Path, estimators: Sequence[str] = ()
+) -> str:
+  """Writes the page, whole or not at all; returns a line about it.
+
+  Args:
+    source: what `io.trajectories.save` wrote.
+    out: the HTML file.
+    estimators: gin files, see `methods.load`.
+
+  Raises:
+    OSError: a file cannot be read or written.
+    ValueError: the file holds no episodes that could be compared.
+  """
+  _check_file(source)
+  trajectories = trajectories_io.load(source)
+  try:
+    inspector.check(trajectories)
+  except ValueError as error:
+    raise ValueError(f'{source}: {error}.') from error
+  data = inspector.data(trajectories, methods.load(estimators))
+  data['source'] = str(source)
+  out.parent.mkdir(parents=True, exist_ok=True)
+  partial = out.with_name(out.name + '.partial')
+  try:
+    partial.write_text(page.render(data, source.name), encoding='utf-8')
+    os.replace(partial, out)
+  finally:
+    partial.unlink(missing_ok=True)
+  return (
+      f'{out}: {len(data["tasks"])} tasks, {len(trajectories)} episodes,'
+      f' {len(data["steps"]["step"])} steps under'
+      f' {len(data["estimators"])} estimators'
+  )
+
+
+def _check_file(source: pathlib.Path) -> None:
+  wanted = 'give --trajectories=RUN/rollouts/iteration_000000.jsonl.gz'
+  if source.is_dir():
+    raise ValueError(f'{source} is a folder, expected a file: {wanted}')
+  if not source.exists():
+    raise FileNotFoundError(f'{source} does not exist: {wanted}')
