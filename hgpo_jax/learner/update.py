@@ -60,7 +60,7 @@ class Update:
     share = functools.partial(micro_batch_loss, model, loss, temperature)
     self._gradient = jax.grad(share, has_aux=True)
     self._optimizer = optimizer
-    self._loss = loss
+    self._count = jax.jit(loss.denominators)
     self._mesh = mesh
     self._programs: _Programs | None = None
 
@@ -77,8 +77,10 @@ class Update:
     denominators = functools.reduce(
         operator.add,
         (
-            self._loss.denominators(
-                part.rollout.action_mask_BR, part.rollout.row_weight_B
+            self._count(
+                part.rollout.action_mask_BR,
+                part.rollout.row_weight_B,
+                part.rollout.step_BR,
             )
             for part in minibatch
         ),
@@ -153,6 +155,7 @@ def micro_batch_loss(
       batch.rollout.action_mask_BR,
       batch.rollout.row_weight_B,
       denominators,
+      batch.rollout.step_BR,
   )
 
 
