@@ -33,6 +33,8 @@ class Minibatches:
       steps by first-fit-decreasing, up to one of `length_buckets` tokens and
       the last of `response_buckets` response tokens. It changes neither loss
       nor gradient, only the padding that is computed.
+    logits_tokens: response tokens whose logits, [tokens, vocabulary], are held
+      at once, for each of the data-parallel shares; bounds the memory.
     no_signal: what becomes of steps whose advantage is exactly 0, such as
       those of groups with equal outcomes. 'keep': entropy and KL still act on
       them, as in the canonical objective. 'drop': they are left out before
@@ -46,13 +48,19 @@ class Minibatches:
   length_buckets: tuple[int, ...] = (1024, 1536, 2048, 2560)
   response_buckets: tuple[int, ...] = (512,)
   packing: str = 'none'
+  logits_tokens: int = 1024
   no_signal: str = 'keep'
 
   def check(
       self, data_parallel: int, max_prompt_tokens: int, max_new_tokens: int
   ) -> None:
     """Raises ValueError that names the knob if the numbers do not fit."""
-    for knob in ('minibatch_steps', 'micro_batch_steps', 'epochs'):
+    for knob in (
+        'minibatch_steps',
+        'micro_batch_steps',
+        'epochs',
+        'logits_tokens',
+    ):
       if getattr(self, knob) < 1:
         raise ValueError(
             f'Minibatches.{knob}={getattr(self, knob)}; expected at least 1.'

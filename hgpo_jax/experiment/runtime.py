@@ -99,18 +99,20 @@ def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
   with starting():
     weights = spec.policy.load(model)
   start = player.put(weights)
+  chunk = spec.minibatches.logits_tokens * sharding.ways(mesh, 'batch')
   update = update_lib.Update(
       model,
       spec.optimizer,
       spec.loss,
       temperature=spec.temperature,
       mesh=mesh,
+      chunk_tokens=chunk,
   )
   state = train_state.create(start, spec.optimizer.make())
   logging.info(
       'policy of %.1f M parameters',
       sum(np.size(p) for p in jax.tree.leaves(weights)) / 1e6,
   )
-  scorer = scorer_lib.Scorer(model, spec.temperature, mesh)
+  scorer = scorer_lib.Scorer(model, spec.temperature, mesh, chunk)
   reference = start if spec.loss.kl_coef else None
   return Learner(scorer, update, reference, state)

@@ -21,11 +21,12 @@ def response_logprobs(
     params: base.Params,
     rollout: types.RolloutBatch,
     temperature: float,
+    chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
 ) -> tuple[jax.Array, jax.Array]:
   """(log-prob, entropy), float32 [B, R], of softmax(logits / temperature).
 
-  Only the positions that predict response tokens reach the head; 0 where
-  there is no response token.
+  Only the positions that predict response tokens reach the head, about
+  `chunk_tokens` at a time; 0 where there is no response token.
   """
   hidden_BTD = model.hidden(
       params, rollout.tokens_BT, rollout.positions_BT, rollout.segment_ids_BT
@@ -34,7 +35,11 @@ def response_logprobs(
       hidden_BTD, rollout.tokens_BT, rollout.target_BR
   )
   logprobs_BR, entropy_BR = token_logprobs.token_logprobs(
-      hidden_BRD, tokens_BR, lambda x: model.logits(params, x), temperature
+      hidden_BRD,
+      tokens_BR,
+      lambda x: model.logits(params, x),
+      temperature,
+      chunk_tokens,
   )
   mask_BR = rollout.action_mask_BR
   return (
@@ -51,11 +56,12 @@ class Scorer:
       model: base.LanguageModel,
       temperature: float,
       mesh: jax.sharding.Mesh | None = None,
+      chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
   ):
     self._mesh = mesh
     self._score = jax.jit(
         lambda params, rollout: response_logprobs(
-            model, params, rollout, temperature
+            model, params, rollout, temperature, chunk_tokens
         )
     )
 

@@ -18,6 +18,7 @@ from hgpo_jax.learner import scorer
 from hgpo_jax.learner import train_state
 from hgpo_jax.losses import aggregate
 from hgpo_jax.losses import ppo
+from hgpo_jax.losses import token_logprobs
 from hgpo_jax.models import base
 
 Metrics = dict[str, jax.Array]
@@ -38,6 +39,7 @@ class Update:
     loss: the objective.
     temperature: that responses were sampled at.
     mesh: where everything lies; None for one device.
+    chunk_tokens: response tokens whose logits are held at once.
 
   Raises:
     ValueError: the temperature is not above 0.
@@ -51,13 +53,19 @@ class Update:
       *,
       temperature: float,
       mesh: jax.sharding.Mesh | None = None,
+      chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
   ):
     if temperature <= 0:
       raise ValueError(
           f'training temperature is {temperature}; expected above 0: the ratio'
           ' is taken between distributions that tokens were sampled from.'
       )
-    share = functools.partial(micro_batch_loss, model, loss, temperature)
+
+    def share(params, batch, denominators):
+      return micro_batch_loss(
+          model, loss, temperature, params, batch, denominators, chunk_tokens
+      )
+
     self._gradient = jax.grad(share, has_aux=True)
     self._optimizer = optimizer
     self._count = jax.jit(loss.denominators)
@@ -93,7 +101,9 @@ class Update:
           self._programs = self._compile(state, batch, denominators)
         if sums is None:
           sums = self._programs.zeros()
-        sums = self._programs.add(state.params, sums, batch, denominators)
+        sums = self._programs.add(
+            state.params, sums, batch, denominators
+        )
       return self._programs.apply(state, *sums)
 
   def _compile(
@@ -103,7 +113,9 @@ class Update:
       denominators: aggregate.Denominators,
   ) -> _Programs:
     """The programs for states that lie on the devices as this one does."""
-    shapes = jax.eval_shape(self._gradient, state.params, batch, denominators)
+    shapes = jax.eval_shape(
+        self._gradient, state.params, batch, denominators
+    )
     transform = self._optimizer.make()
 
     def zeros():
@@ -141,10 +153,11 @@ def micro_batch_loss(
     params: base.Params,
     batch: types.PolicyBatch,
     denominators: aggregate.Denominators,
+    chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
 ) -> tuple[jax.Array, Metrics]:
   """A micro-batch's share of the minibatch's loss, and of its metrics."""
   logprobs_BR, entropy_BR = scorer.response_logprobs(
-      model, params, batch.rollout, temperature
+      model, params, batch.rollout, temperature, chunk_tokens
   )
   return loss(
       logprobs_BR,
