@@ -20,6 +20,7 @@ from hgpo_jax.losses import aggregate
 from hgpo_jax.losses import ppo
 from hgpo_jax.losses import token_logprobs
 from hgpo_jax.models import base
+from hgpo_jax.models import lora
 
 Metrics = dict[str, jax.Array]
 
@@ -39,6 +40,8 @@ class Update:
     loss: the objective.
     temperature: that responses were sampled at.
     mesh: where everything lies; None for one device.
+    frozen: what the parameters of the state are an adapter to; None where they
+      are the whole policy.
     chunk_tokens: response tokens whose logits are held at once.
 
   Raises:
@@ -53,6 +56,7 @@ class Update:
       *,
       temperature: float,
       mesh: jax.sharding.Mesh | None = None,
+      frozen: lora.Frozen | None = None,
       chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
   ):
     if temperature <= 0:
@@ -61,12 +65,16 @@ class Update:
           ' is taken between distributions that tokens were sampled from.'
       )
 
-    def share(params, batch, denominators):
+    def share(params, frozen_params, batch, denominators):
+      if frozen is not None:
+        params = frozen.spec.attach(frozen_params, params)
       return micro_batch_loss(
           model, loss, temperature, params, batch, denominators, chunk_tokens
       )
 
     self._gradient = jax.grad(share, has_aux=True)
+    # An argument of the programs, lest they hold it as a constant.
+    self._frozen_params = None if frozen is None else frozen.params
     self._optimizer = optimizer
     self._count = jax.jit(loss.denominators)
     self._mesh = mesh
@@ -102,7 +110,7 @@ class Update:
         if sums is None:
           sums = self._programs.zeros()
         sums = self._programs.add(
-            state.params, sums, batch, denominators
+            state.params, sums, self._frozen_params, batch, denominators
         )
       return self._programs.apply(state, *sums)
 
@@ -114,15 +122,15 @@ class Update:
   ) -> _Programs:
     """The programs for states that lie on the devices as this one does."""
     shapes = jax.eval_shape(
-        self._gradient, state.params, batch, denominators
+        self._gradient, state.params, self._frozen_params, batch, denominators
     )
     transform = self._optimizer.make()
 
     def zeros():
       return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
 
-    def add(params, sums, batch, denominators):
-      more = self._gradient(params, batch, denominators)
+    def add(params, sums, frozen_params, batch, denominators):
+      more = self._gradient(params, frozen_params, batch, denominators)
       return jax.tree.map(jnp.add, sums, more)
 
     def apply(state, grads, metrics):
