@@ -88,6 +88,13 @@ def test_dry_run(name, official_folder, no_weights, one_device):
   assert 'mesh         data=1 fsdp=1 tensor=1' in text
 
 
+def test_an_adapter_can_be_added_to_a_run(one_device):
+  files = ['runs/quickstart.gin', 'models/lora.gin']
+  spec = config.load(files, [], root=spec_lib.Experiment)
+  assert spec.lora.rank == 16 and spec.optimizer.learning_rate == 1e-5
+  assert 'adapters of rank 16 on q, k, v, o, gate, up, down' in plan.check(spec)
+
+
 def test_there_are_runs():
   algorithms = {name.split('_')[1] for name in RUNS if 'alfworld' in name}
   assert algorithms >= {'grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo'}

@@ -10,8 +10,9 @@ import numpy as np
 from hgpo_jax import config
 from hgpo_jax import types
 from hgpo_jax.batch import pack
+from hgpo_jax.batch import packing as packing_lib
 
-_NO_SIGNAL = ('keep', 'drop')
+_CHOICES = {'packing': ('none', 'pack'), 'no_signal': ('keep', 'drop')}
 
 
 @config.configurable
@@ -21,12 +22,19 @@ class Minibatches:
 
   Attributes:
     minibatch_steps: most steps of one optimizer update.
-    micro_batch_steps: steps of one forward and backward pass, for each of the
-      data-parallel shares (mesh axes data x fsdp); bounds the memory.
+    micro_batch_steps: rows of one forward and backward pass, for each of the
+      data-parallel shares (mesh axes data x fsdp); bounds the memory. A row is
+      a step, or several with `packing`.
     epochs: passes over the steps of an iteration.
     shuffle: whether each epoch takes the steps in a new order.
     length_buckets: lengths T that rows are padded to; each is one compilation.
     response_buckets: the same for the number R of response tokens.
+    packing: 'none': a row holds one step. 'pack': rows are filled with whole
+      steps by first-fit-decreasing, up to one of `length_buckets` tokens and
+      the last of `response_buckets` response tokens. It changes neither loss
+      nor gradient, only the padding that is computed.
+    logits_tokens: response tokens whose logits, [tokens, vocabulary], are held
+      at once, for each of the data-parallel shares; bounds the memory.
     no_signal: what becomes of steps whose advantage is exactly 0, such as
       those of groups with equal outcomes. 'keep': entropy and KL still act on
       them, as in the canonical objective. 'drop': they are left out before
@@ -39,24 +47,32 @@ class Minibatches:
   shuffle: bool = True
   length_buckets: tuple[int, ...] = (1024, 1536, 2048, 2560)
   response_buckets: tuple[int, ...] = (512,)
+  packing: str = 'none'
+  logits_tokens: int = 1024
   no_signal: str = 'keep'
 
   def check(
       self, data_parallel: int, max_prompt_tokens: int, max_new_tokens: int
   ) -> None:
     """Raises ValueError that names the knob if the numbers do not fit."""
-    for knob in ('minibatch_steps', 'micro_batch_steps', 'epochs'):
+    for knob in (
+        'minibatch_steps',
+        'micro_batch_steps',
+        'epochs',
+        'logits_tokens',
+    ):
       if getattr(self, knob) < 1:
         raise ValueError(
             f'Minibatches.{knob}={getattr(self, knob)}; expected at least 1.'
         )
-    if self.no_signal not in _NO_SIGNAL:
-      raise ValueError(
-          f'Minibatches.no_signal={self.no_signal!r}; expected one of'
-          f' {_NO_SIGNAL}.'
-      )
+    for knob, choices in _CHOICES.items():
+      if getattr(self, knob) not in choices:
+        raise ValueError(
+            f'Minibatches.{knob}={getattr(self, knob)!r}; expected one of'
+            f' {choices}.'
+        )
     rows = self.micro_batch_rows(data_parallel)
-    if self.minibatch_steps % rows:
+    if self.packing == 'none' and self.minibatch_steps % rows:
       raise ValueError(
           f'Minibatches.minibatch_steps={self.minibatch_steps} is not a '
           f'multiple of the {rows} rows of one pass (micro_batch_steps='
@@ -114,9 +130,10 @@ def split(
 ) -> Iterator[list[types.PolicyBatch]]:
   """Yields the minibatches of one epoch, each as its micro-batches.
 
-  Every real row is in exactly one. The rows are dealt out evenly, so that no
-  update rests on a short rest, in an order that is a pure function of (seed,
-  iteration, epoch). A micro-batch has `rows` rows of similar length.
+  `batch` has one step a row, and every real one is in exactly one minibatch.
+  They are dealt out evenly, so that no update rests on a short rest, in an
+  order that is a pure function of (seed, iteration, epoch): packed or not, a
+  minibatch has the same steps. A micro-batch has `rows` rows of similar length.
   """
   rows_N = np.flatnonzero(batch.rollout.row_weight_B > 0)
   if spec.shuffle:
@@ -124,8 +141,10 @@ def split(
     rows_N = np.random.default_rng(key).permutation(rows_N)
   for part in np.array_split(rows_N, spec.count(len(rows_N))):
     yield [
-        take(batch, some, rows, spec)
-        for some in _by_length(batch.rollout, part, rows)
+        layout.policy(batch)
+        if layout is not None
+        else take(batch, some, rows, spec)
+        for some, layout in _passes(batch.rollout, part, rows, spec)
     ]
 
 
@@ -134,25 +153,45 @@ def by_length(
 ) -> Iterator[tuple[np.ndarray, types.RolloutBatch]]:
   """Yields (row indices, those rows): `rows` rows of similar length at a time.
 
-  For passes over all rows whose order does not matter, such as scoring.
+  For passes over all rows whose order does not matter, such as scoring. With
+  packing there are more indices than rows, in the order of their segments.
   """
   real_N = np.flatnonzero(batch.row_weight_B > 0)
-  for part in _by_length(batch, real_N, rows):
-    yield part, _take_rollout(batch, part, rows, spec)
+  for part, layout in _passes(batch, real_N, rows, spec):
+    if layout is None:
+      yield part, _take_rollout(batch, part, rows, spec)
+    else:
+      yield part, layout.rollout(batch)
 
 
-def _by_length(
-    batch: types.RolloutBatch, rows_N: np.ndarray, rows: int
-) -> Iterator[np.ndarray]:
-  """Cuts rows into parts of `rows`, the last maybe fewer, longest first.
+def _passes(
+    batch: types.RolloutBatch, rows_N: np.ndarray, rows: int, spec: Minibatches
+) -> Iterator[tuple[np.ndarray, packing_lib.Layout | None]]:
+  """Cuts steps, a row of `batch` each, into passes of `rows` rows.
 
-  So short rows are not padded to the longest, and too little memory shows in
-  the first part.
+  The longest come first: so short rows are not padded to the longest, and too
+  little memory shows in the first pass.
+
+  Yields:
+    The rows of `batch` in a pass, and how they are packed; None if not.
   """
-  lengths_N = (batch.segment_ids_BT[rows_N] > 0).sum(axis=1)
-  order_N = rows_N[np.argsort(-lengths_N, kind='stable')]
-  for start in range(0, len(order_N), rows):
-    yield order_N[start : start + rows]
+  sizes_N2 = packing_lib.sizes(batch)[rows_N]
+  if spec.packing == 'none':
+    order_N = rows_N[np.argsort(-sizes_N2[:, 0], kind='stable')]
+    for start in range(0, len(order_N), rows):
+      yield order_N[start : start + rows], None
+    return
+  lengths, responses = spec.length_buckets, spec.response_buckets
+  for some in packing_lib.fewest_tokens(sizes_N2, lengths, responses, rows):
+    used = np.array([sizes_N2[items].sum(axis=0) for items in some]).max(axis=0)
+    shape = (
+        rows,
+        pack.bucket('length_buckets', lengths, used[0]),
+        pack.bucket('response_buckets', responses, used[1]),
+    )
+    packed = [rows_N[items] for items in some]
+    layout = packing_lib.Layout.make(batch, packed, shape)
+    yield np.concatenate(packed), layout
 
 
 def take(

@@ -1,4 +1,4 @@
-"""Steps of an iteration as padded rows of tokens."""
+"""Steps of an iteration as padded rows of tokens, one step a row."""
 
 from __future__ import annotations
 

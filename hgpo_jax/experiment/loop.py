@@ -29,6 +29,7 @@ from hgpo_jax.io import checkpoint
 from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
+from hgpo_jax.models import base as models
 from hgpo_jax.rollout import metrics as rollout_metrics
 
 
@@ -82,7 +83,9 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
         events = player.pool.metrics
         metrics = {}
         if _evaluation_due(spec, iteration):
-          metrics |= _evaluate(spec, player, state, run_dir, iteration)
+          metrics |= _evaluate(
+              spec, player, learner.policy(state), run_dir, iteration
+          )
         state, trained = _iterate(
             spec, player, learner, state, run_dir, iteration
         )
@@ -91,7 +94,9 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
         if _save_due(spec, iteration + 1):
           checkpoints.save(iteration + 1, state, {'seed': spec.seed})
       events = player.pool.metrics
-      metrics = _evaluate(spec, player, state, run_dir, spec.iterations)
+      metrics = _evaluate(
+          spec, player, learner.policy(state), run_dir, spec.iterations
+      )
       metrics |= _pool_metrics(events, player.pool.metrics)
       writer.write(spec.iterations, metrics)
     checkpoints.close()
@@ -117,7 +122,7 @@ def _iterate(
   """Plays one round of episodes and learns from them."""
   start = time.monotonic()
   trajectories = player.collector.collect(
-      state.params,
+      learner.policy(state),
       _tasks(spec, iteration),
       spec.group_size,
       seed=spec.seed,
@@ -264,7 +269,7 @@ def _score(
   reference = learner.reference
   return (
       rollout,
-      score(state.params),
+      score(learner.policy(state)),
       None if reference is None else score(reference),
   )
 
@@ -294,14 +299,14 @@ def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
 def _evaluate(
     spec: spec_lib.Experiment,
     player: runtime_lib.Player,
-    state: train_state.TrainState,
+    params: models.Params,
     run_dir: pathlib.Path,
     iteration: int,
 ) -> types.Metrics:
   start = time.monotonic()
   split = spec.env.split(spec.evaluation.split)
   result = evaluate_lib.evaluate(
-      spec.evaluation, split, player.collector, state.params
+      spec.evaluation, split, player.collector, params
   )
   path = run_dir / 'eval' / f'iteration_{iteration:06d}.json'
   evaluate_lib.save(path, result, iteration)

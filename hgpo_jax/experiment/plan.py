@@ -66,6 +66,14 @@ def _games(spec: spec_lib.Experiment, games: int) -> str:
   return f'{draws} draws of {games} games' if draws else f'{games} games'
 
 
+def _trained(spec: spec_lib.Experiment) -> str:
+  if spec.lora is None:
+    return 'all weights'
+  return (
+      f'adapters of rank {spec.lora.rank} on {", ".join(spec.lora.projections)}'
+  )
+
+
 def _describe(
     spec: spec_lib.Experiment,
     train: int,
@@ -77,6 +85,7 @@ def _describe(
   games = spec.evaluation.games or heldout
   rows = batches.micro_batch_rows(shape[0] * shape[1])
   longest = spec.collector.max_prompt_tokens + spec.sampler.max_new_tokens
+  per_row = 'one step' if batches.packing == 'none' else 'whole steps'
   lines = [
       f'tasks        {train} in {spec.split!r}, {heldout} in'
       f' {spec.evaluation.split!r}',
@@ -88,7 +97,8 @@ def _describe(
       f'updates      {batches.minibatch_steps} steps each: at most'
       f' {batches.count(steps)} x {batches.epochs} epochs ='
       f' {batches.count(steps) * batches.epochs} an iteration, in passes of'
-      f' {rows} rows',
+      f' {rows} rows, {per_row} each',
+      f'trained      {_trained(spec)}',
       f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
       f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
       f' temperature {spec.evaluation.temperature}',

@@ -8,7 +8,6 @@ import dataclasses
 
 from absl import logging
 import jax
-import numpy as np
 
 from hgpo_jax import config
 from hgpo_jax import sharding
@@ -18,6 +17,7 @@ from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
 from hgpo_jax.models import base as models
+from hgpo_jax.models import lora
 from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import collector as collector_lib
 from hgpo_jax.rollout import sampler as sampler_lib
@@ -59,12 +59,19 @@ class Learner:
     update: one optimizer update from one minibatch.
     reference: parameters that the KL is taken to; None without a KL.
     state: where training starts.
+    frozen: what the parameters of a state are an adapter to; None where they
+      are the whole policy.
   """
 
   scorer: scorer_lib.Scorer
   update: update_lib.Update
   reference: models.Params | None
   state: train_state.TrainState
+  frozen: lora.Frozen | None = None
+
+  def policy(self, state: train_state.TrainState) -> models.Params:
+    """Parameters of the policy, an adapter attached to its base."""
+    return self.frozen.attach(state.params) if self.frozen else state.params
 
 
 @contextlib.contextmanager
@@ -92,25 +99,46 @@ def open_player(spec: spec_lib.Experiment) -> Iterator[Player]:
       yield Player(model, tokenizer, mesh, pool, sampler, collector)
 
 
-def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
-  """Loads the policy's weights and makes the training functions."""
-  model, mesh = player.model, player.mesh
+def make_state(
+    spec: spec_lib.Experiment, model: qwen2.Qwen2, mesh: jax.sharding.Mesh
+) -> tuple[models.Params, lora.Frozen | None, train_state.TrainState]:
+  """(the policy's weights, what is frozen of them, where training starts)."""
   logging.info('loading weights from %s', spec.policy.path)
   with starting():
     weights = spec.policy.load(model)
-  start = player.put(weights)
+  axes, adapter = model.logical_axes(), spec.lora
+  if adapter is not None:
+    weights = jax.tree.map(lambda x: x.astype(adapter.base_dtype), weights)
+  start = sharding.put(weights, sharding.param_shardings(mesh, axes))
+  trained, frozen = start, None
+  if adapter is not None:
+    where = sharding.param_shardings(mesh, adapter.logical_axes(axes))
+    init = lambda key: adapter.init(weights, key)
+    trained = jax.jit(init, out_shardings=where)(jax.random.key(spec.seed))
+    frozen = lora.Frozen(adapter, start)
+  count = lambda tree: sum(x.size for x in jax.tree.leaves(tree)) / 1e6
+  logging.info(
+      'policy of %.1f M parameters, %.1f M of them or of adapters are trained',
+      count(start),
+      count(trained),
+  )
+  return start, frozen, train_state.create(trained, spec.optimizer.make())
+
+
+def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
+  """Loads the policy's weights and makes the training functions."""
+  model, mesh = player.model, player.mesh
+  start, frozen, state = make_state(spec, model, mesh)
+  chunk = spec.minibatches.logits_tokens * sharding.ways(mesh, 'batch')
   update = update_lib.Update(
       model,
       spec.optimizer,
       spec.loss,
       temperature=spec.temperature,
       mesh=mesh,
+      frozen=frozen,
+      chunk_tokens=chunk,
   )
-  state = train_state.create(start, spec.optimizer.make())
-  logging.info(
-      'policy of %.1f M parameters',
-      sum(np.size(p) for p in jax.tree.leaves(weights)) / 1e6,
-  )
-  scorer = scorer_lib.Scorer(model, spec.temperature, mesh)
+  scorer = scorer_lib.Scorer(model, spec.temperature, mesh, chunk)
   reference = start if spec.loss.kl_coef else None
-  return Learner(scorer, update, reference, state)
+  return Learner(scorer, update, reference, state, frozen)

@@ -6,13 +6,13 @@ import pathlib
 
 import jax
 
-from hgpo_jax import sharding
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.io import checkpoint
 from hgpo_jax.learner import train_state
 from hgpo_jax.models import base as models
+from hgpo_jax.models import lora
 from hgpo_jax.models import qwen2
 
 
@@ -35,7 +35,7 @@ def evaluate(
       )
     split = spec.env.split(spec.evaluation.split)
     result = evaluate_lib.evaluate(
-        spec.evaluation, split, player.collector, state.params
+        spec.evaluation, split, player.collector, learner.policy(state)
     )
   return name, iteration, result
 
@@ -43,15 +43,18 @@ def evaluate(
 def newest_policy(
     spec: spec_lib.Experiment, run_dir: pathlib.Path
 ) -> tuple[qwen2.Qwen2, models.Params, int]:
-  """(model, parameters, iterations) of the newest checkpoint of a run."""
+  """(model, parameters, iterations) of the newest checkpoint of a run.
+
+  Adapters are merged into the parameters.
+  """
   with runtime_lib.starting():
     model, _ = spec.policy.check()
-    weights = spec.policy.load(model)
-  axes = sharding.param_shardings(spec.mesh.make_mesh(), model.logical_axes())
-  params = sharding.put(weights, axes)
-  like = train_state.create(params, spec.optimizer.make())
+  _, frozen, like = runtime_lib.make_state(spec, model, spec.mesh.make_mesh())
   restored = _restore(run_dir, like)
-  return model, jax.device_get(restored.state.params), restored.iteration
+  params = restored.state.params
+  if frozen is not None:
+    params = lora.merge(frozen.attach(params))
+  return model, jax.device_get(params), restored.iteration
 
 
 def _restore(

@@ -17,6 +17,7 @@ from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.losses import ppo
 from hgpo_jax.models import base as models
 from hgpo_jax.models import hf
+from hgpo_jax.models import lora as lora_lib
 from hgpo_jax.models import qwen2
 from hgpo_jax.models import weight_files
 from hgpo_jax.rollout import collector as collector_lib
@@ -180,6 +181,8 @@ class Experiment:
     optimizer: the optimizer.
     minibatches: from steps to updates.
     evaluation: how and when the policy is evaluated.
+    lora: adapters that are trained in place of the policy's own weights; None
+      to train those.
     mesh: how devices are arranged.
     workers: processes that run environments.
     logging: where metrics go.
@@ -203,6 +206,7 @@ class Experiment:
   optimizer: optimizer_lib.AdamW = config.REQUIRED
   minibatches: minibatch.Minibatches = config.REQUIRED
   evaluation: Evaluation = config.REQUIRED
+  lora: lora_lib.LoRA | None = None
   mesh: sharding.Mesh = sharding.Mesh()
   workers: Workers = config.may_change(Workers())
   logging: metrics.Logging = config.may_change(metrics.Logging())

@@ -21,11 +21,12 @@ def response_logprobs(
     params: base.Params,
     rollout: types.RolloutBatch,
     temperature: float,
+    chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
 ) -> tuple[jax.Array, jax.Array]:
   """(log-prob, entropy), float32 [B, R], of softmax(logits / temperature).
 
-  Only the positions that predict response tokens reach the head; 0 where
-  there is no response token.
+  Only the positions that predict response tokens reach the head, about
+  `chunk_tokens` at a time; 0 where there is no response token.
   """
   hidden_BTD = model.hidden(
       params, rollout.tokens_BT, rollout.positions_BT, rollout.segment_ids_BT
@@ -34,7 +35,11 @@ def response_logprobs(
       hidden_BTD, rollout.tokens_BT, rollout.target_BR
   )
   logprobs_BR, entropy_BR = token_logprobs.token_logprobs(
-      hidden_BRD, tokens_BR, lambda x: model.logits(params, x), temperature
+      hidden_BRD,
+      tokens_BR,
+      lambda x: model.logits(params, x),
+      temperature,
+      chunk_tokens,
   )
   mask_BR = rollout.action_mask_BR
   return (
@@ -51,11 +56,12 @@ class Scorer:
       model: base.LanguageModel,
       temperature: float,
       mesh: jax.sharding.Mesh | None = None,
+      chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
   ):
     self._mesh = mesh
     self._score = jax.jit(
         lambda params, rollout: response_logprobs(
-            model, params, rollout, temperature
+            model, params, rollout, temperature, chunk_tokens
         )
     )
 
@@ -75,17 +81,36 @@ class Scorer:
   ) -> tuple[np.ndarray, np.ndarray]:
     """The same for parts (row indices, rows), as arrays [B, R] on the host.
 
-    `shape` is the (B, R) of the batch that the parts were taken from; a part
-    may be narrower. Rows in no part are 0.
+    `shape` is the (B, R) of the batch that the parts were taken from, one step
+    a row; a part may be narrower, or hold several of them in a row. Rows in no
+    part are 0.
     """
     # All passes are queued before the first result is waited for.
-    scored = [(rows, self.score(params, part)) for rows, part in parts]
+    scored = [(x[0], x[1], self.score(params, x[1])) for x in parts]
     out = np.zeros((2, *shape), np.float32)
-    for rows, results in scored:
+    for rows, part, results in scored:
+      mask_BR, (segment, column) = part.action_mask_BR, _slots(part)
       for index, values_BR in enumerate(jax.device_get(results)):
-        out[index, rows, : values_BR.shape[1]] = values_BR[: len(rows)]
+        out[index, rows[segment], column] = values_BR[mask_BR]
     out.flags.writeable = False
     return out[0], out[1]
+
+
+def _slots(rollout: types.RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
+  """Of each response token, row by row: its segment, and its index in that.
+
+  Segments are counted over all rows, from 0; each has a response.
+  """
+  mask_BR = rollout.action_mask_BR
+  segment_BR = np.take_along_axis(
+      rollout.segment_ids_BT, rollout.target_BR, axis=1
+  )
+  row = np.nonzero(mask_BR)[0]
+  segment = segment_BR[mask_BR]
+  new = np.ones(len(row), bool)
+  new[1:] = (row[1:] != row[:-1]) | (segment[1:] != segment[:-1])
+  starts, index = np.flatnonzero(new), np.cumsum(new) - 1
+  return index, np.arange(len(row)) - starts[index]
 
 
 def mesh_context(

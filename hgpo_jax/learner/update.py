@@ -18,7 +18,9 @@ from hgpo_jax.learner import scorer
 from hgpo_jax.learner import train_state
 from hgpo_jax.losses import aggregate
 from hgpo_jax.losses import ppo
+from hgpo_jax.losses import token_logprobs
 from hgpo_jax.models import base
+from hgpo_jax.models import lora
 
 Metrics = dict[str, jax.Array]
 
@@ -38,6 +40,9 @@ class Update:
     loss: the objective.
     temperature: that responses were sampled at.
     mesh: where everything lies; None for one device.
+    frozen: what the parameters of the state are an adapter to; None where they
+      are the whole policy.
+    chunk_tokens: response tokens whose logits are held at once.
 
   Raises:
     ValueError: the temperature is not above 0.
@@ -51,16 +56,27 @@ class Update:
       *,
       temperature: float,
       mesh: jax.sharding.Mesh | None = None,
+      frozen: lora.Frozen | None = None,
+      chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
   ):
     if temperature <= 0:
       raise ValueError(
           f'training temperature is {temperature}; expected above 0: the ratio'
           ' is taken between distributions that tokens were sampled from.'
       )
-    share = functools.partial(micro_batch_loss, model, loss, temperature)
+
+    def share(params, frozen_params, batch, denominators):
+      if frozen is not None:
+        params = frozen.spec.attach(frozen_params, params)
+      return micro_batch_loss(
+          model, loss, temperature, params, batch, denominators, chunk_tokens
+      )
+
     self._gradient = jax.grad(share, has_aux=True)
+    # An argument of the programs, lest they hold it as a constant.
+    self._frozen_params = None if frozen is None else frozen.params
     self._optimizer = optimizer
-    self._loss = loss
+    self._count = jax.jit(loss.denominators)
     self._mesh = mesh
     self._programs: _Programs | None = None
 
@@ -77,8 +93,10 @@ class Update:
     denominators = functools.reduce(
         operator.add,
         (
-            self._loss.denominators(
-                part.rollout.action_mask_BR, part.rollout.row_weight_B
+            self._count(
+                part.rollout.action_mask_BR,
+                part.rollout.row_weight_B,
+                part.rollout.step_BR,
             )
             for part in minibatch
         ),
@@ -91,7 +109,9 @@ class Update:
           self._programs = self._compile(state, batch, denominators)
         if sums is None:
           sums = self._programs.zeros()
-        sums = self._programs.add(state.params, sums, batch, denominators)
+        sums = self._programs.add(
+            state.params, sums, self._frozen_params, batch, denominators
+        )
       return self._programs.apply(state, *sums)
 
   def _compile(
@@ -101,14 +121,16 @@ class Update:
       denominators: aggregate.Denominators,
   ) -> _Programs:
     """The programs for states that lie on the devices as this one does."""
-    shapes = jax.eval_shape(self._gradient, state.params, batch, denominators)
+    shapes = jax.eval_shape(
+        self._gradient, state.params, self._frozen_params, batch, denominators
+    )
     transform = self._optimizer.make()
 
     def zeros():
       return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
 
-    def add(params, sums, batch, denominators):
-      more = self._gradient(params, batch, denominators)
+    def add(params, sums, frozen_params, batch, denominators):
+      more = self._gradient(params, frozen_params, batch, denominators)
       return jax.tree.map(jnp.add, sums, more)
 
     def apply(state, grads, metrics):
@@ -139,10 +161,11 @@ def micro_batch_loss(
     params: base.Params,
     batch: types.PolicyBatch,
     denominators: aggregate.Denominators,
+    chunk_tokens: int = token_logprobs.CHUNK_TOKENS,
 ) -> tuple[jax.Array, Metrics]:
   """A micro-batch's share of the minibatch's loss, and of its metrics."""
   logprobs_BR, entropy_BR = scorer.response_logprobs(
-      model, params, batch.rollout, temperature
+      model, params, batch.rollout, temperature, chunk_tokens
   )
   return loss(
       logprobs_BR,
@@ -153,6 +176,7 @@ def micro_batch_loss(
       batch.rollout.action_mask_BR,
       batch.rollout.row_weight_B,
       denominators,
+      batch.rollout.step_BR,
   )
 
 

@@ -2,7 +2,9 @@
 
 The denominators are counted once over a minibatch and passed to each of its
 micro-batches, so that micro-batch losses and gradients add up to those of
-the minibatch, however it is split, padded or spread over devices.
+the minibatch, however it is split, padded, packed or spread over devices. A
+sequence is one step's response: a row is one, unless `step_BR` says that it
+holds several.
 """
 
 from __future__ import annotations
@@ -31,31 +33,58 @@ class Denominators:
 
   Attributes:
     tokens: scored tokens, weighted by their rows.
-    rows: rows, weighted; a real row without any scored token counts.
+    sequences: steps with scored tokens, weighted by their rows; a real row
+      without any scored token counts as one.
     length: the fixed length of 'seq-mean-token-sum-norm', in tokens.
   """
 
   tokens: jax.Array
-  rows: jax.Array
+  sequences: jax.Array
   length: jax.Array
 
   def __add__(self, other: Denominators) -> Denominators:
     """Of two parts of a minibatch together."""
     return Denominators(
-        self.tokens + other.tokens, self.rows + other.rows, self.length
+        self.tokens + other.tokens,
+        self.sequences + other.sequences,
+        self.length,
     )
 
 
 def count(
-    mask_BR: jax.Array, row_weight_B: jax.Array, length: int = 1
+    mask_BR: jax.Array,
+    row_weight_B: jax.Array,
+    length: int = 1,
+    step_BR: jax.Array | None = None,
 ) -> Denominators:
   """Counts a minibatch. Zero-weight rows add nothing."""
-  weight_BR = mask_BR * row_weight_B[:, None]
+  mask_BR = jnp.asarray(mask_BR, jnp.float32)
+  # A step's tokens weigh 1 together.
+  share_BR = mask_BR / jnp.maximum(step_sum(mask_BR, step_BR), 1.0)
+  sequences_B = jnp.maximum(jnp.round(share_BR.sum(1)), 1.0)
   return Denominators(
-      tokens=jnp.sum(weight_BR, dtype=jnp.float32),
-      rows=jnp.sum(row_weight_B, dtype=jnp.float32),
+      tokens=jnp.sum(mask_BR * row_weight_B[:, None]),
+      sequences=jnp.sum(sequences_B * row_weight_B, dtype=jnp.float32),
       length=jnp.float32(length),
   )
+
+
+def step_sum(x_BR: jax.Array, step_BR: jax.Array | None = None) -> jax.Array:
+  """On each token, the sum of x over the tokens of its step in its row.
+
+  Args:
+    x_BR: per-token values, 0 where nothing is scored.
+    step_BR: which step a token belongs to; those of a step lie side by side.
+      None where a row is one step.
+  """
+  if step_BR is None:
+    return jnp.broadcast_to(x_BR.sum(1, keepdims=True), x_BR.shape)
+  step_BR = jnp.asarray(step_BR)
+  change_BR = step_BR[:, 1:] != step_BR[:, :-1]
+  index_BR = jnp.pad(jnp.cumsum(change_BR, axis=1), ((0, 0), (1, 0)))
+  # Row by row, so that rows may lie on different devices.
+  total = lambda x_R, index_R: jax.ops.segment_sum(x_R, index_R, len(x_R))
+  return jnp.take_along_axis(jax.vmap(total)(x_BR, index_BR), index_BR, axis=1)
 
 
 def masked(x_BR: jax.Array, mask_BR: jax.Array) -> jax.Array:
@@ -80,12 +109,13 @@ def aggregate(
     mask_BR: jax.Array,
     row_weight_B: jax.Array,
     denominators: Denominators,
+    step_BR: jax.Array | None = None,
 ) -> jax.Array:
   """This part's share of the aggregated minibatch; the shares are summed.
 
-  token-mean: sum / tokens. seq-mean-token-sum: mean over rows of row sums.
-  seq-mean-token-mean: mean over rows of row means; a row without scored
-  tokens has mean 0 and still counts as a row. seq-mean-token-sum-norm:
+  token-mean: sum / tokens. seq-mean-token-sum: mean over steps of their sums.
+  seq-mean-token-mean: mean over steps of their means; a row without scored
+  tokens has mean 0 and still counts as a step. seq-mean-token-sum-norm:
   sum / length, a fixed length, so padding changes nothing.
 
   Args:
@@ -94,6 +124,7 @@ def aggregate(
     mask_BR: tokens that count.
     row_weight_B: weight of each row; 0 for rows added as padding.
     denominators: of the whole minibatch.
+    step_BR: the step of each token, as in `step_sum`; None: a row is a step.
   """
   if mode not in MODES:
     raise ValueError(
@@ -102,9 +133,11 @@ def aggregate(
     )
   if mode == TOKEN_MEAN:
     return token_mean(x_BR, mask_BR, row_weight_B, denominators)
-  row_B = masked(x_BR, mask_BR).sum(1)
-  if mode == SEQ_MEAN_TOKEN_SUM_NORM:
-    return jnp.sum(row_B * row_weight_B) / denominators.length
+  x_BR = masked(x_BR, mask_BR)
   if mode == SEQ_MEAN_TOKEN_MEAN:
-    row_B /= jnp.maximum(jnp.sum(mask_BR, 1, dtype=jnp.float32), 1.0)
-  return jnp.sum(row_B * row_weight_B) / jnp.maximum(denominators.rows, 1e-8)
+    tokens_BR = step_sum(jnp.asarray(mask_BR, jnp.float32), step_BR)
+    x_BR /= jnp.maximum(tokens_BR, 1.0)
+  total = jnp.sum(x_BR.sum(1) * row_weight_B)
+  if mode == SEQ_MEAN_TOKEN_SUM_NORM:
+    return total / denominators.length
+  return total / jnp.maximum(denominators.sequences, 1e-8)

@@ -45,7 +45,9 @@ def token_log_ratio(
 
 
 def sequence_log_ratio(
-    log_ratio_BR: jax.Array, mask_BR: jax.Array
+    log_ratio_BR: jax.Array,
+    mask_BR: jax.Array,
+    step_BR: jax.Array | None = None,
 ) -> jax.Array:
   """GSPO's sequence log-ratio on each token (Zheng et al. 2025, eqs. 7, 14).
 
@@ -53,13 +55,16 @@ def sequence_log_ratio(
   and the gradient of its own log-probability. At most 10.
 
   Args:
-    log_ratio_BR: `token_log_ratio`; a row is one sequence.
+    log_ratio_BR: `token_log_ratio`.
     mask_BR: tokens that count.
+    step_BR: the step of each token, which is its sequence, as in
+      `aggregate.step_sum`; None: a row is one.
   """
-  length_B = jnp.maximum(jnp.sum(mask_BR, 1, dtype=jnp.float32), 1.0)
-  mean_B = aggregate.masked(log_ratio_BR, mask_BR).sum(1) / length_B
+  total = lambda x_BR: aggregate.step_sum(x_BR, step_BR)
+  length_BR = jnp.maximum(total(jnp.asarray(mask_BR, jnp.float32)), 1.0)
+  mean_BR = total(aggregate.masked(log_ratio_BR, mask_BR)) / length_BR
   own_BR = log_ratio_BR - jax.lax.stop_gradient(log_ratio_BR)
-  value_BR = own_BR + jax.lax.stop_gradient(mean_B)[:, None]
+  value_BR = own_BR + jax.lax.stop_gradient(mean_BR)
   return jnp.minimum(value_BR, _SEQUENCE_LOG_RATIO_LIMIT)
 
 

@@ -96,10 +96,14 @@ class PPOLoss:
       )
 
   def denominators(
-      self, mask_BR: jax.Array, row_weight_B: jax.Array
+      self,
+      mask_BR: jax.Array,
+      row_weight_B: jax.Array,
+      step_BR: jax.Array | None = None,
   ) -> aggregate.Denominators:
     """Counts a minibatch, or a part of it; the counts of parts add up."""
-    return aggregate.count(mask_BR, row_weight_B, max(self.norm_length, 1))
+    length = max(self.norm_length, 1)
+    return aggregate.count(mask_BR, row_weight_B, length, step_BR)
 
   def __call__(
       self,
@@ -111,6 +115,7 @@ class PPOLoss:
       mask_BR: jax.Array,
       row_weight_B: jax.Array,
       denominators: aggregate.Denominators,
+      step_BR: jax.Array | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """A micro-batch's share of the minibatch's loss and metrics; add them up.
 
@@ -123,6 +128,7 @@ class PPOLoss:
       mask_BR: response tokens. Anything may stand where it is 0.
       row_weight_B: 1 for real rows, 0 for rows added as padding.
       denominators: `denominators` of the whole minibatch.
+      step_BR: the step of each token; None where a row is one step.
     """
     if ref_logprobs_BR is None and self.kl_coef:
       raise ValueError(
@@ -131,11 +137,12 @@ class PPOLoss:
           ' PPOLoss.kl_coef = 0.0'
       )
     share = (mask_BR, row_weight_B, denominators)
-    log_ratio_BR = policy.token_log_ratio(
-        logprobs_BR, old_logprobs_BR, mask_BR
+    total = lambda x_BR: aggregate.aggregate(
+        self.aggregation, x_BR, *share, step_BR
     )
-    terms = self._policy(log_ratio_BR, advantage_BR, mask_BR)
-    loss = aggregate.aggregate(self.aggregation, terms.loss_BR, *share)
+    log_ratio_BR = policy.token_log_ratio(logprobs_BR, old_logprobs_BR, mask_BR)
+    terms = self._policy(log_ratio_BR, advantage_BR, mask_BR, step_BR)
+    loss = total(terms.loss_BR)
     metrics = {
         'loss/policy': loss,
         'policy/clip_frac': aggregate.token_mean(terms.clipped_BR, *share),
@@ -147,8 +154,7 @@ class PPOLoss:
         'policy/entropy': aggregate.token_mean(entropy_BR, *share),
     }
     if self.entropy_coef:
-      entropy = aggregate.aggregate(self.aggregation, entropy_BR, *share)
-      loss -= self.entropy_coef * entropy
+      loss -= self.entropy_coef * total(entropy_BR)
     if ref_logprobs_BR is not None:
       kl_BR = kl.kl(
           self.kl_kind,
@@ -156,16 +162,19 @@ class PPOLoss:
           aggregate.masked(ref_logprobs_BR, mask_BR),
       )
       metrics['policy/ref_kl'] = aggregate.token_mean(kl_BR, *share)
-      divergence = aggregate.aggregate(self.aggregation, kl_BR, *share)
-      loss += self.kl_coef * divergence
+      loss += self.kl_coef * total(kl_BR)
     metrics['loss/total'] = loss
     return loss, metrics
 
   def _policy(
-      self, log_ratio_BR: jax.Array, advantage_BR: jax.Array, mask_BR: jax.Array
+      self,
+      log_ratio_BR: jax.Array,
+      advantage_BR: jax.Array,
+      mask_BR: jax.Array,
+      step_BR: jax.Array | None,
   ) -> policy.PolicyTerms:
     if self.ratio == 'sequence':
-      log_ratio_BR = policy.sequence_log_ratio(log_ratio_BR, mask_BR)
+      log_ratio_BR = policy.sequence_log_ratio(log_ratio_BR, mask_BR, step_BR)
     return policy.ppo_clip(
         log_ratio_BR,
         aggregate.masked(advantage_BR, mask_BR),

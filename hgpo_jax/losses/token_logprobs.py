@@ -8,6 +8,8 @@ import chex
 import jax
 import jax.numpy as jnp
 
+CHUNK_TOKENS = 2048
+
 
 def gather_targets(
     hidden_BTD: jax.Array, tokens_BT: jax.Array, target_BR: jax.Array
@@ -35,7 +37,7 @@ def token_logprobs(
     tokens_BR: jax.Array,
     logits_fn: Callable[[jax.Array], jax.Array],
     temperature: jax.Array | float,
-    chunk_tokens: int = 2048,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> tuple[jax.Array, jax.Array]:
   """log_softmax(logits / temperature) at the tokens, and its entropy.
 
@@ -79,10 +81,37 @@ def token_logprobs(
   return join(parts[0]), join(parts[1])
 
 
+@jax.custom_vjp
 def logprobs_and_entropy(
     logits: jax.Array, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """log p(token) and logsumexp - sum_v p_v logit_v, over the last axis."""
-  logprobs = jax.nn.log_softmax(logits, axis=-1)
-  chosen = jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
-  return chosen, -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+  """log p(token) and -sum_v p_v log p_v of float32 logits, over the last axis.
+
+  Its gradient is written out, since the derived one holds several arrays as
+  large as the logits; it cannot be derived again.
+  """
+  return _forward(logits, tokens)[0]
+
+
+def _forward(logits, tokens):
+  # Sums of functions of the logits alone, which need no array of their size.
+  top = jnp.max(logits, axis=-1, keepdims=True)
+  weight = jnp.sum(jnp.exp(logits - top), axis=-1, keepdims=True)
+  mean = jnp.sum(jnp.exp(logits - top) * (logits - top), axis=-1)
+  total = top + jnp.log(weight)
+  entropy = jnp.log(weight)[..., 0] - mean / weight[..., 0]
+  own = jnp.take_along_axis(logits, tokens[..., None], axis=-1) - total
+  return (own[..., 0], entropy), (logits, tokens, total, entropy)
+
+
+def _backward(residuals, gradients):
+  """1[v = token] - p_v, and -p_v (log p_v + entropy)."""
+  logits, tokens, total, entropy = residuals
+  of_own, of_entropy = (g[..., None] for g in gradients)
+  logp = logits - total
+  spread = of_own + of_entropy * (logp + entropy[..., None])
+  index = tuple(jnp.indices(tokens.shape, sparse=True)) + (tokens,)
+  return (-jnp.exp(logp) * spread).at[index].add(gradients[0]), None
+
+
+logprobs_and_entropy.defvjp(_forward, _backward)

@@ -18,6 +18,7 @@ import numpy as np
 from hgpo_jax import sharding
 from hgpo_jax.models import base
 from hgpo_jax.models import layers
+from hgpo_jax.models import lora
 from hgpo_jax.models import qwen2_params
 
 # Attends from queries to keys and values: (q_BTHh, k_BTKh, v_BTKh) -> BTHh.
@@ -115,11 +116,13 @@ class Qwen2:
   def decode_params(self, params: base.Params) -> base.Params:
     """Parameters laid out for `extend`: layers apart, in the compute dtype.
 
+    Attached adapters are merged into the kernels.
     `extend` takes either layout; inside a decode loop this one saves the
     copy that slicing stacked layers makes. Under jit, `hidden` needs the
     stacked one.
     """
-    params = jax.tree.map(lambda p: p.astype(self.compute_dtype), params)
+    cast = lambda p: p.astype(self.compute_dtype)
+    params = jax.tree.map(cast, lora.merge(params))
     stacked = params['layers']
     return params | {'layers': _unstack(stacked, self.config.num_layers)}
 
@@ -183,6 +186,7 @@ class Qwen2:
     y = jnp.matmul(
         x, params['kernel'].astype(x.dtype), precision=self._precision
     )
+    y = lora.add(params, x, y, self._precision)
     return y + params['bias'].astype(x.dtype) if 'bias' in params else y
 
   def _block(

@@ -20,9 +20,7 @@ def _reference_adamw(spec, params, grads_list):
     v = spec.b2 * v + (1 - spec.b2) * grad**2
     m_hat, v_hat = m / (1 - spec.b1**t), v / (1 - spec.b2**t)
     rate = float(spec.learning_rate_at(t - 1))
-    x = x - rate * (
-        m_hat / (np.sqrt(v_hat) + spec.eps) + spec.weight_decay * x
-    )
+    x = x - rate * (m_hat / (np.sqrt(v_hat) + spec.eps) + spec.weight_decay * x)
   return x
 
 
@@ -36,6 +34,26 @@ def _apply(spec):
     return optax.apply_updates(params, changes), state
 
   return apply
+
+
+def test_a_first_moment_in_bfloat16_is_near_the_exact_one():
+  specs = [
+      optimizer_lib.AdamW(learning_rate=1e-2, first_moment_dtype=dtype)
+      for dtype in ('float32', 'bfloat16')
+  ]
+  grads_list = np.random.default_rng(0).normal(size=(20, 64)) + 0.5
+  ends = []
+  for spec in specs:
+    x, apply = jnp.zeros(64), _apply(spec)
+    state = spec.make().init(x)
+    for grads in grads_list:
+      x, state = apply(jnp.float32(grads), state, x)
+    adam = state.inner[1][0]
+    assert adam.mu.dtype == spec.first_moment_dtype
+    assert adam.nu.dtype == jnp.float32 == x.dtype
+    ends.append(np.asarray(x))
+  gap = np.abs(ends[1] - ends[0]).max()
+  assert 0 < gap < 2e-2 * np.abs(ends[0]).max()
 
 
 @pytest.mark.parametrize('schedule', ['constant', 'linear', 'cosine'])

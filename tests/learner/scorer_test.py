@@ -8,9 +8,9 @@ import pytest
 
 from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
+from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import scorer
 from hgpo_jax.learner import update as update_lib
-from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.losses import ppo
 from tests.learner import common
 
@@ -47,12 +47,17 @@ def test_equals_the_full_softmax_of_each_step_alone(temperature):
   assert not np.any(logprobs_BR[len(steps) :])
 
 
-def test_parts_by_length_equal_one_pass():
+@pytest.mark.parametrize('packing', ['none', 'pack'])
+def test_parts_by_length_equal_one_pass(packing):
   rollout = _pack(common.steps(11))
   one = scorer.Scorer(common.MODEL, 1.0)
   expected = one.score(common.params(), rollout)
-  parts = list(minibatch.by_length(rollout, common.SPEC, 4))
-  assert {p.tokens_BT.shape[1] for _, p in parts} > {24}
+  spec = dataclasses.replace(
+      common.SPEC, packing=packing, response_buckets=(8, 16, 24)
+  )
+  parts = list(minibatch.by_length(rollout, spec, 4))
+  several = max(p.segment_ids_BT.max() for _, p in parts) > 1
+  assert several == (packing == 'pack')
   found = one.score_parts(common.params(), parts, rollout.target_BR.shape)
   np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
   np.testing.assert_allclose(found[1], expected[1], atol=1e-5)

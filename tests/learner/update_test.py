@@ -4,8 +4,8 @@ import dataclasses
 import functools
 
 import jax
-from jax.sharding import AxisType
 import jax.numpy as jnp
+from jax.sharding import AxisType
 import numpy as np
 import pytest
 
@@ -22,6 +22,7 @@ from hgpo_jax.losses import ppo
 from tests.learner import common
 
 # A plain step of size 1 in all but name: the update is the gradient.
+_LOSS = ppo.PPOLoss()
 _SGD = optimizer_lib.AdamW(
     learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1e9
 )
@@ -29,9 +30,7 @@ _SGD = optimizer_lib.AdamW(
 
 @functools.cache
 def _made(loss, mesh=None, spec=_SGD):
-  return update_lib.Update(
-      common.MODEL, spec, loss, temperature=1.0, mesh=mesh
-  )
+  return update_lib.Update(common.MODEL, spec, loss, temperature=1.0, mesh=mesh)
 
 
 def _fresh(spec=_SGD, params=None):
@@ -39,7 +38,7 @@ def _fresh(spec=_SGD, params=None):
   return train_state.create(params, spec.make())
 
 
-def _update(minibatch, loss=ppo.PPOLoss(), mesh=None, params=None):
+def _update(minibatch, loss=_LOSS, mesh=None, params=None):
   """(gradient, metrics, state) of one update from a fresh state."""
   if isinstance(minibatch, types.PolicyBatch):
     minibatch = [minibatch]
@@ -140,7 +139,8 @@ def test_garbage_on_padding_changes_no_bit():
   assert metrics['update/skipped'] == 0
 
 
-def test_eight_devices_equal_one():
+@pytest.mark.parametrize('packed', [False, True])
+def test_eight_devices_equal_one(packed):
   if len(jax.devices()) < 8:
     pytest.skip('needs 8 devices')
   mesh = jax.make_mesh(
@@ -148,12 +148,20 @@ def test_eight_devices_equal_one():
   )
   batch = common.policy_batch(8)
   parts = _cut(batch, range(8), 4)
-  grads, metrics, _ = _update(parts)
+  loss = ppo.PPOLoss()
+  if packed:
+    loss = ppo.PPOLoss(aggregation=aggregate.SEQ_MEAN_TOKEN_MEAN)
+    spec = dataclasses.replace(
+        common.SPEC, packing='pack', response_buckets=(8, 24)
+    )
+    (parts,) = minibatch.split(
+        batch, spec, seed=0, iteration=0, epoch=0, rows=8
+    )
+    assert max(p.rollout.segment_ids_BT.max() for p in parts) > 1
+  grads, metrics, _ = _update(parts, loss)
   where = sharding.param_shardings(mesh, common.MODEL.logical_axes())
   params = sharding.put(common.params(), where)
-  other, other_metrics, state = _update(
-      parts, mesh=mesh, params=params
-  )
+  other, other_metrics, state = _update(parts, loss, mesh=mesh, params=params)
   _assert_same(grads, other)
   _assert_same_metrics(metrics, other_metrics)
   found = jax.tree.map(lambda x: x.sharding, state.params)
@@ -258,9 +266,7 @@ def test_an_infinite_gradient_is_skipped_and_counted():
 
 
 def test_no_compilation_beyond_the_buckets():
-  update = update_lib.Update(
-      common.MODEL, _SGD, ppo.PPOLoss(), temperature=1.0
-  )
+  update = update_lib.Update(common.MODEL, _SGD, ppo.PPOLoss(), temperature=1.0)
   state = _fresh()
   shapes = set()
   rng = np.random.default_rng(0)

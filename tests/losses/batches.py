@@ -38,11 +38,36 @@ def rows_of(batch: dict[str, Any], rows: Any) -> dict[str, Any]:
   return {name: x[jnp.asarray(rows)] for name, x in batch.items()}
 
 
+def packed(batch: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+  """The rows that have tokens, two in each new row; and where they came from.
+
+  Returns (batch, (rows, columns) of the old batch for each new slot).
+  """
+  length_B = np.asarray(batch['mask_BR']).sum(1)
+  pairs = ((0, 1), (2, 4), (5, 3), (7,))
+  row_BR, column_BR = np.zeros((2, len(pairs), 2 * WIDTH), int)
+  mask_BR = np.zeros((len(pairs), 2 * WIDTH), bool)
+  for new, rows in enumerate(pairs):
+    slots = [(row, column) for row in rows for column in range(length_B[row])]
+    row_BR[new, : len(slots)], column_BR[new, : len(slots)] = zip(*slots)
+    mask_BR[new, : len(slots)] = True
+  source = (row_BR, column_BR)
+  joined = {
+      name: x[source] for name, x in batch.items() if name.endswith('_BR')
+  }
+  joined['mask_BR'] = jnp.asarray(mask_BR)
+  joined['row_weight_B'] = batch['row_weight_B'][np.array([0, 2, 5, 7])]
+  joined['step_BR'] = jnp.asarray(np.where(mask_BR, row_BR, 0))
+  return joined, source
+
+
 def denominators(
     loss: ppo.PPOLoss, batch: dict[str, Any]
 ) -> aggregate.Denominators:
   """Of a whole minibatch."""
-  return loss.denominators(batch['mask_BR'], batch['row_weight_B'])
+  return loss.denominators(
+      batch['mask_BR'], batch['row_weight_B'], step_BR=batch.get('step_BR')
+  )
 
 
 def evaluate(

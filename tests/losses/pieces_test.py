@@ -92,6 +92,17 @@ def test_a_row_without_tokens_counts_as_zero():
   np.testing.assert_allclose(got, 0.5)
 
 
+def test_steps_of_a_row_are_summed_apart():
+  x = jnp.array([[1.0, 2.0, 4.0, 8.0, 0.0], [1.0, 1.0, 1.0, 0.0, 0.0]])
+  # Step 0 ends a row, so that padding, which is 0 too, goes on with it.
+  step = jnp.array([[3, 0, 0, 5, 0], [1, 1, 0, 0, 0]])
+  got = aggregate.step_sum(x, step)
+  assert got[0, :4].tolist() == [1.0, 6.0, 6.0, 8.0]
+  assert got[1, :3].tolist() == [2.0, 2.0, 1.0]
+  counted = aggregate.count(x > 0, jnp.array([1.0, 1.0]), step_BR=step)
+  assert counted.sequences == 5.0 and counted.tokens == 7.0
+
+
 def test_only_scored_tokens_are_summed():
   mask = jnp.array([[1.0] * 3 + [0.0] * 5])
   weight = jnp.ones(1)

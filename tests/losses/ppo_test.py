@@ -84,6 +84,21 @@ def test_padding_of_tokens_changes_nothing(loss):
 
 
 @every_loss
+def test_several_steps_in_a_row_change_nothing(loss):
+  batch = batches.rows_of(batches.minibatch(), [0, 1, 2, 3, 4, 5, 0, 7])
+  # The row without a token cannot be packed; it weighs nothing here.
+  batch['row_weight_B'] = batch['row_weight_B'].at[6].set(0.0)
+  want, want_gradient = batches.evaluate(loss, batch)
+  joined, source = batches.packed(batch)
+  got, gradient = batches.evaluate(loss, joined)
+  _assert_same(got, want, rtol=1e-5, atol=1e-6)
+  mask_BR = np.asarray(joined['mask_BR'])
+  for new, old in zip(gradient, want_gradient):
+    _assert_same(new[mask_BR], old[source][mask_BR], rtol=1e-5, atol=1e-6)
+    assert not new[~mask_BR].any()
+
+
+@every_loss
 @pytest.mark.parametrize('garbage', [1.0, 1e9, -1e9, np.nan, np.inf])
 def test_masked_slots_change_no_bit(loss, garbage):
   batch = batches.minibatch()
@@ -181,9 +196,7 @@ def test_a_reference_is_needed_only_for_its_kl():
 
 def test_runs_inside_jit():
   loss, batch = ppo.PPOLoss(), batches.minibatch()
-  counted = jax.jit(loss.denominators)(
-      batch['mask_BR'], batch['row_weight_B']
-  )
+  counted = jax.jit(loss.denominators)(batch['mask_BR'], batch['row_weight_B'])
   assert isinstance(counted, aggregate.Denominators)
   got = jax.jit(lambda b, d: loss(**b, denominators=d)[0])(batch, counted)
   want = loss(**batch, denominators=counted)[0]

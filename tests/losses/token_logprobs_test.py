@@ -45,15 +45,37 @@ def test_chunks_change_nothing(chunk_tokens):
 
   def total(hidden, head, chunk_tokens):
     logprobs, entropy = _score(hidden, tokens, head, 0.7, chunk_tokens)
-    weight = jnp.arange(B * R).reshape(B, R)
+    weight = jnp.arange(B * R).reshape(B, R) / (B * R)
     return (weight * logprobs).sum() + (weight**2 * entropy).sum()
 
   run = jax.value_and_grad(total, argnums=(0, 1))
   jax.tree.map(
-      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
       run(hidden, head, chunk_tokens),
       run(hidden, head, 10_000),
   )
+
+
+@pytest.mark.parametrize('spread', [1.0, 30.0])
+def test_the_gradient_is_that_of_the_plain_formula(spread):
+  tokens = jnp.array([0, 3, 4, 3])
+  logits = spread * jax.random.normal(jax.random.key(0), (4, 5)) + 100.0
+  weights = jax.random.normal(jax.random.key(1), (2, 4))
+
+  def plain(logits, tokens):
+    logp = jax.nn.log_softmax(logits)
+    own = jnp.take_along_axis(logp, tokens[:, None], axis=-1)[:, 0]
+    return own, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+  def total(score, logits):
+    return sum(jnp.vdot(w, x) for w, x in zip(weights, score(logits, tokens)))
+
+  got, want = (
+      jax.value_and_grad(lambda x, score=score: total(score, x))(logits)
+      for score in (token_logprobs.logprobs_and_entropy, plain)
+  )
+  np.testing.assert_allclose(got[0], want[0], rtol=1e-5)
+  np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-5)
 
 
 def test_all_logits_are_never_held():

@@ -1,0 +1,114 @@
+"""What saves memory or time changes neither loss nor gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from hgpo_jax.batch import minibatch
+from hgpo_jax.learner import optimizer as optimizer_lib
+from hgpo_jax.learner import train_state
+from hgpo_jax.learner import update as update_lib
+from hgpo_jax.losses import aggregate
+from hgpo_jax.losses import ppo
+from hgpo_jax.models import lora
+from tests.learner import common
+
+_SGD = optimizer_lib.AdamW(
+    learning_rate=1e-3, weight_decay=0.0, max_grad_norm=1e9
+)
+_LORA = lora.LoRA(rank=2, alpha=4.0)
+_WHOLE = dataclasses.replace(
+    common.SPEC, length_buckets=(32,), response_buckets=(32,)
+)
+LOSSES = {
+    'token-mean': ppo.PPOLoss(entropy_coef=0.1),
+    'seq-mean-token-sum': ppo.PPOLoss(aggregation='seq-mean-token-sum'),
+    'seq-mean-token-mean': ppo.PPOLoss(aggregation='seq-mean-token-mean'),
+    'seq-mean-token-sum-norm': ppo.PPOLoss(
+        aggregation='seq-mean-token-sum-norm', norm_length=8
+    ),
+    'gspo': ppo.PPOLoss(
+        ratio='sequence', aggregation='seq-mean-token-mean', dual_clip=0.0
+    ),
+}
+OPTIONS = ('accumulate', 'remat', 'chunk', 'pack')
+
+
+@functools.cache
+def _adapter():
+  """One that does something, unlike a fresh one."""
+  fresh = _LORA.init(common.params(), jax.random.key(0))
+  leaves, tree = jax.tree.flatten(fresh)
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  drawn = [0.05 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves)]
+  return tree.unflatten(drawn)
+
+
+@functools.cache
+def _step(loss, options, with_lora=False):
+  """(gradient, metrics) of one update on the same eight steps."""
+  spec = _WHOLE
+  if 'pack' in options:
+    spec = dataclasses.replace(spec, packing='pack')
+  (parts,) = minibatch.split(
+      common.policy_batch(8),
+      spec,
+      seed=0,
+      iteration=0,
+      epoch=0,
+      rows=2 if 'accumulate' in options else 8,
+  )
+  several = max(part.rollout.segment_ids_BT.max() for part in parts) > 1
+  assert several == ('pack' in options)
+  assert (len(parts) > 1) == ('accumulate' in options)
+  update = update_lib.Update(
+      dataclasses.replace(common.MODEL, remat='remat' in options),
+      _SGD,
+      loss,
+      temperature=0.7,
+      frozen=lora.Frozen(_LORA, common.params()) if with_lora else None,
+      chunk_tokens=24 if 'chunk' in options else 10_000,
+  )
+  params = _adapter() if with_lora else common.params()
+  state, metrics = update(train_state.create(params, _SGD.make()), parts)
+  adam = state.opt_state.inner[1][0]
+  grads = jax.tree.map(lambda m: np.asarray(m) / (1 - _SGD.b1), adam.mu)
+  return grads, jax.device_get(metrics)
+
+
+def _assert_same(got, want):
+  """To 1e-5; of the largest entry, where that is above 1."""
+  largest = max(np.abs(x).max() for x in jax.tree.leaves(want[0]))
+  assert largest > 1e-3
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(
+          a, b, atol=1e-5 * max(1.0, largest)
+      ),
+      *(got[0], want[0]),
+  )
+  for name in got[1].keys() - {'update/frac_params_changed'}:
+    np.testing.assert_allclose(
+        got[1][name], want[1][name], rtol=1e-5, atol=1e-6, err_msg=name
+    )
+
+
+@pytest.mark.parametrize('with_lora', [False, True], ids=['full', 'lora'])
+@pytest.mark.parametrize(
+    'options', [(o,) for o in OPTIONS] + [OPTIONS], ids='-'.join
+)
+def test_alone_and_together_they_change_nothing(options, with_lora):
+  loss = LOSSES['token-mean']
+  want = _step(loss, (), with_lora)
+  _assert_same(_step(loss, options, with_lora), want)
+
+
+@pytest.mark.parametrize('name', LOSSES)
+def test_packing_changes_no_aggregation(name):
+  loss = LOSSES[name]
+  assert {x.aggregation for x in LOSSES.values()} == set(aggregate.MODES)
+  _assert_same(_step(loss, ('accumulate', 'pack')), _step(loss, ()))
