@@ -1,0 +1,139 @@
+"""What an iteration learns from the episodes it played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from hgpo_jax import sharding
+from hgpo_jax import types
+from hgpo_jax.batch import advantage_inputs
+from hgpo_jax.batch import minibatch
+from hgpo_jax.batch import pack
+from hgpo_jax.experiment import runtime as runtime_lib
+from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.learner import scorer as scorer_lib
+from hgpo_jax.learner import train_state
+
+
+class NothingToLearnError(RuntimeError):
+  """The environments left no step of a whole iteration to train on."""
+
+
+def learn(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    trajectories: Sequence[types.Trajectory],
+    iteration: int,
+) -> tuple[train_state.TrainState, types.Metrics]:
+  """Turns the episodes of an iteration into advantages, log-probs, updates.
+
+  Raises:
+    NothingToLearnError: no episode has a step to train on.
+  """
+  _refuse_all_aborted(trajectories)
+  inputs, steps = advantage_inputs.build(trajectories)
+  advantage_N, advantage_metrics = spec.estimator(inputs)
+  trained_N = spec.minibatches.trained(advantage_N)
+  state, update_metrics = _update(
+      spec,
+      player,
+      learner,
+      state,
+      [steps[i] for i in trained_N],
+      advantage_N[trained_N],
+      iteration,
+  )
+  return state, {
+      **advantage_inputs.counts(trajectories),
+      **advantage_metrics,
+      **update_metrics,
+      'batch/trained_steps': float(len(trained_N)),
+  }
+
+
+def _update(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    steps: Sequence[types.Step],
+    advantage_N: np.ndarray,
+    iteration: int,
+) -> tuple[train_state.TrainState, types.Metrics]:
+  """Log-probs and updates; no step, no update."""
+  if not steps:
+    return state, {'update/count': 0.0}
+  rollout, old_BR, reference_BR = _score(spec, player, learner, state, steps)
+  batch = minibatch.policy_batch(rollout, advantage_N, old_BR, reference_BR)
+  seen = []
+  for epoch in range(spec.minibatches.epochs):
+    for part in minibatch.split(
+        batch,
+        spec.minibatches,
+        seed=spec.seed,
+        iteration=iteration,
+        epoch=epoch,
+        rows=_pass_rows(spec, player),
+    ):
+      state, metrics = learner.update(state, part)
+      seen.append(metrics)
+  return state, {
+      **scorer_lib.logprob_gap(rollout, old_BR),
+      **_mean(jax.device_get(seen)),
+      'update/count': float(len(seen)),
+  }
+
+
+def _score(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    steps: Sequence[types.Step],
+) -> tuple[types.RolloutBatch, np.ndarray, np.ndarray | None]:
+  """The steps as rows, with the trainer's own and the reference log-probs."""
+  rows = _pass_rows(spec, player)
+  rollout = pack.pad_steps(
+      steps,
+      length_buckets=spec.minibatches.length_buckets,
+      response_buckets=spec.minibatches.response_buckets,
+  )
+
+  def score(params):
+    parts = minibatch.by_length(rollout, spec.minibatches, rows)
+    shape = rollout.action_mask_BR.shape
+    return learner.scorer.score_parts(params, parts, shape)[0]
+
+  reference = learner.reference
+  return (
+      rollout,
+      score(learner.policy(state)),
+      None if reference is None else score(reference),
+  )
+
+
+def _pass_rows(spec: spec_lib.Experiment, player: runtime_lib.Player) -> int:
+  return spec.minibatches.micro_batch_rows(sharding.ways(player.mesh, 'batch'))
+
+
+def _mean(seen: Sequence[types.Metrics]) -> types.Metrics:
+  """The mean over updates of each metric."""
+  return {
+      name: float(np.mean([metrics[name] for metrics in seen]))
+      for name in seen[0]
+  }
+
+
+def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
+  if all(t.aborted or not t.steps for t in trajectories):
+    errors = sorted({t.error for t in trajectories if t.error})
+    raise NothingToLearnError(
+        f'none of the {len(trajectories)} episodes of the iteration has a step'
+        f' to train on; the environments said: {errors[:3] or "nothing"}.'
+        ' Correct the environment and run the same command again'
+    )
