@@ -40,28 +40,6 @@ from hgpo_jax.experiment import task_order
 
 Table = dict[str, dict[int, dict[str, fidelity.Interval]]]
 
-_OUT = flags.DEFINE_string('out', 'runs/fidelity', 'Folder of the study.')
-_POLICY = flags.DEFINE_multi_string(
-    'policy', ['packaged=tiny_household'], 'name=folder; repeatable.'
-)
-_ESTIMATOR = flags.DEFINE_multi_string(
-    'estimator', [], 'Gin file of an estimator; repeatable. Default: all.'
-)
-_GIN_FILE = flags.DEFINE_string(
-    'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
-)
-_GIN_BINDINGS = flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
-_TASKS = flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.')
-_PROBES = flags.DEFINE_integer('probes', 3, 'Steps of each task.')
-_CONTINUATIONS = flags.DEFINE_integer(
-    'continuations', 64, 'Episodes from before, and from after, each step.'
-)
-_POOL = flags.DEFINE_integer('pool', 48, 'Free episodes of each task.')
-_GROUP_SIZES = flags.DEFINE_list('group_sizes', ['4', '8', '16'], 'G.')
-_REPLICATES = flags.DEFINE_integer('replicates', 16, 'Groups a step.')
-_DRAWS = flags.DEFINE_integer('draws', 400, 'Of the bootstrap.')
-_SEED = flags.DEFINE_integer('seed', 0, 'Of everything.')
-
 _HEADS = {
     'bias': 'bias²',
     'variance': 'variance',
@@ -221,25 +199,26 @@ def main(argv: Sequence[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
+  given = flags.FLAGS
   design = probes.Design(
-      _TASKS.value,
-      _PROBES.value,
-      _CONTINUATIONS.value,
-      _POOL.value,
-      _SEED.value,
+      given.tasks,
+      given.probes,
+      given.continuations,
+      given.pool,
+      given.seed,
   )
   settings = fidelity.Study(
-      tuple(map(int, _GROUP_SIZES.value)),
-      _REPLICATES.value,
-      _DRAWS.value,
-      _SEED.value,
+      tuple(map(int, given.group_sizes)),
+      given.replicates,
+      given.draws,
+      given.seed,
   )
-  out = pathlib.Path(_OUT.value)
+  out = pathlib.Path(given.out)
   try:
-    policies = policies_of(_POLICY.value)
-    estimators = methods.load(_ESTIMATOR.value)
+    policies = policies_of(given.policy)
+    estimators = methods.load(given.estimator)
     spec = config.load(
-        [_GIN_FILE.value], _GIN_BINDINGS.value, root=spec_lib.Experiment
+        [given.gin_file], given.gin_bindings, root=spec_lib.Experiment
     )
     study(policies, estimators, spec, design, settings, out)
   except (OSError, ValueError) as error:
@@ -247,5 +226,31 @@ def main(argv: Sequence[str]) -> None:
   _say((out / 'fidelity.md').read_text())
 
 
+def define_flags() -> None:
+  """Not at import: the training's own flags have some of these names."""
+  flags.DEFINE_string('out', 'runs/fidelity', 'Folder of the study.')
+  flags.DEFINE_multi_string(
+      'policy', ['packaged=tiny_household'], 'name=folder; repeatable.'
+  )
+  flags.DEFINE_multi_string(
+      'estimator', [], 'Gin file of an estimator; repeatable. Default: all.'
+  )
+  flags.DEFINE_string(
+      'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
+  )
+  flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
+  flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.')
+  flags.DEFINE_integer('probes', 3, 'Steps of each task.')
+  flags.DEFINE_integer(
+      'continuations', 64, 'Episodes from before, and from after, each step.'
+  )
+  flags.DEFINE_integer('pool', 48, 'Free episodes of each task.')
+  flags.DEFINE_list('group_sizes', ['4', '8', '16'], 'G.')
+  flags.DEFINE_integer('replicates', 16, 'Groups a step.')
+  flags.DEFINE_integer('draws', 400, 'Of the bootstrap.')
+  flags.DEFINE_integer('seed', 0, 'Of everything.')
+
+
 if __name__ == '__main__':
+  define_flags()
   app.run(main)

@@ -142,3 +142,29 @@ def test_environments_import_no_jax():
   )
   found = _imports_of('import ' + ', '.join(['hgpo_jax.types', *names]))
   assert not found & {'jax', 'torch', 'torchvision', 'ai2thor', 'transformers'}
+
+
+def claims_flags(source: str) -> bool:
+  """Whether importing the module defines flags."""
+  for node in ast.parse(source).body:
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.If)):
+      continue  # Runs when called, or only as a program.
+    for call in ast.walk(node):
+      name = ast.unparse(call.func) if isinstance(call, ast.Call) else ''
+      if name.startswith('flags.DEFINE_'):
+        return True
+  return False
+
+
+def test_only_entry_points_claim_flags_when_imported():
+  assert claims_flags("_OUT = flags.DEFINE_string('out', '', 'File.')")
+  assert not claims_flags("def f():\n  flags.DEFINE_string('out', '', '')")
+  entries = {f'hgpo_jax/{name}.py' for name in _ENTRIES}
+  entries |= {'hgpo_jax/credit/__main__.py', 'launch/run.py'}
+  claiming = {
+      str(path.relative_to(_ROOT))
+      for folder in ('hgpo_jax', 'benchmarks', 'launch', 'tests')
+      for path in (_ROOT / folder).rglob('*.py')
+      if claims_flags(path.read_text())
+  }
+  assert claiming <= entries
