@@ -28,9 +28,7 @@ class TrainState:
   updates: jax.Array
 
 
-def create(
-    params: Any, optimizer: optax.GradientTransformation
-) -> TrainState:
+def create(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
   """A fresh state for `params`, which lie where they shall lie.
 
   A subtree that mirrors the parameters (a moment) lies like them, so that the

@@ -198,9 +198,7 @@ def test_the_order_is_a_function_of_seed_iteration_and_epoch():
   batch = _batch(12)
   order = lambda **key: [
       sorted(
-          row
-          for micro in part
-          for row in micro.rollout.step_BR[:, 0].tolist()
+          row for micro in part for row in micro.rollout.step_BR[:, 0].tolist()
       )
       for part in _split(batch, **key)
   ]
