@@ -1,12 +1,11 @@
 """A pool of environments in worker processes, with a deadline for each act.
 
-Slot s lives in worker s % W, so neighbouring slots (a group's members) are
-spread. A call sends one message to each worker and gathers one reply a slot.
-Only the slot that misbehaves fails. A worker that hangs, dies or answers
-nonsense is killed and replaced; its other slots go on, because environments
-are deterministic: they are reset and their actions replayed, and the last
-result must come out the same. After so many episodes a worker is replaced by
-a fresh one, in the same way: what native libraries leak ends with it.
+A call sends one message to each worker and gathers one reply a slot. Only the
+slot that misbehaves fails. A worker that hangs, dies or answers nonsense is
+killed and replaced; its other slots go on, because environments are
+deterministic: they are reset and their actions replayed, and the last result
+must come out the same. After so many episodes a worker is replaced by a fresh
+one, in the same way: what native libraries leak ends with it.
 """
 
 from __future__ import annotations
@@ -109,9 +108,9 @@ class EnvPool:
   def prefetch(self, tasks: Iterable[types.Task]) -> None:
     """Lets idle workers load tasks that `reset` will name soon.
 
-    Returns at once. Each worker loads all of them, beginning at another place,
-    so that what is kept on disk is made once. A call that comes meanwhile waits
-    for the load under way at most.
+    Returns at once. Each worker loads all of them, beginning with the part that
+    it will play, so that what is kept on disk is made once. A call that comes
+    meanwhile waits for the load under way at most.
     """
     tasks = tuple(dict.fromkeys(tasks))
     if self._closed or not tasks or not hasattr(self._spec, 'prepare'):
@@ -152,8 +151,12 @@ class EnvPool:
 
   @property
   def worker_pids(self) -> tuple[int | None, ...]:
-    """Process id of each worker; slot s lives in number s % W."""
+    """Process id of each worker."""
     return tuple(process.pid for process in self._workers)
+
+  def worker_of(self, slot: int) -> int:
+    """Number of the worker that a slot lives in."""
+    return slot % len(self._workers)
 
   def _start(self) -> None:
     name, begin = type(self._spec).__name__, time.monotonic()

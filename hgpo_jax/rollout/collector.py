@@ -169,7 +169,10 @@ class BoundCollector:
     """Starts waiting episodes in free slots until one of them runs out."""
     while waiting and len(live) < self._pool.num_slots:
       free = [s for s in range(self._pool.num_slots) if s not in live]
-      started = {slot: waiting.popleft() for slot in free[: len(waiting)]}
+      # Neighbours, such as the members of a group, into one worker: what it
+      # derives for the game of one of them serves all.
+      chosen = sorted(free[: len(waiting)], key=self._pool.worker_of)
+      started = {slot: waiting.popleft() for slot in chosen}
       answers = self._pool.reset({s: e.task for s, e in started.items()})
       for slot, episode in started.items():
         episode.begin(answers[slot])

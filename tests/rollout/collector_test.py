@@ -23,12 +23,18 @@ _STOP = 0
 class _LocalPool:
   """An EnvPool without processes, which notes what it is asked."""
 
-  def __init__(self, spec, num_slots):
+  def __init__(self, spec, num_slots, num_workers=2):
     self.num_slots = num_slots
     self.busiest = 0
+    self.resets = []
+    self._workers = num_workers
     self._envs = [spec.make() for _ in range(num_slots)]
 
+  def worker_of(self, slot):
+    return slot % self._workers
+
   def reset(self, tasks):
+    self.resets.append(tasks)
     return {s: self._ask(self._envs[s].reset, t) for s, t in tasks.items()}
 
   def step(self, actions):
@@ -125,6 +131,18 @@ def test_steps_record_exactly_what_happened():
   last = _CharTokenizer().decode(trajectory.steps[-1].prompt_ids)
   assert 'put the apple in box' in last and 'This is step 5.' in last
   assert f"Action 4: '{commands[3]}'" in last and 'Action 2' not in last
+
+
+@pytest.mark.parametrize('slots', [12, 20])
+def test_members_of_a_group_share_a_worker_and_workers_share_the_load(slots):
+  spec = toy.ToySpec(max_steps=1)
+  script = lambda *unused: _say('wait')
+  _, pool, _ = _collect(script, spec, slots, _tasks(spec, 0, 1, 2, 3), 3)
+  (tasks,) = pool.resets
+  workers = {}
+  for slot, task in tasks.items():
+    workers.setdefault(task.index, []).append(pool.worker_of(slot))
+  assert workers == {0: [0] * 3, 1: [0] * 3, 2: [1] * 3, 3: [1] * 3}
 
 
 def test_one_episode_of_each_cause():
