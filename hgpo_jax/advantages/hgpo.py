@@ -85,16 +85,17 @@ class HGPO:
     levels = self._levels(inputs, table, return_U)
     if self.weighting == 'length':
       lowest = 1.0 if self.base_group else 2.0
-      weights = (lowest + np.arange(len(levels))) ** self.alpha
+      weights = (lowest + np.arange(len(levels)))[:, None] ** self.alpha
     else:
       weights = _inverse_variances(
           levels, return_U, inputs.group_N[table.row_U]
       )
-    advantage_U = segments.weighted_mean(
-        np.stack([result.value_N for result in levels.values()]), weights
-    )
+    value_KU = np.stack([result.value_N for result in levels.values()])
+    advantage_U = segments.weighted_mean(value_KU, weights)
     advantage_N = advantage_U[table.inverse_N]
+    entropy = metrics.weight_entropy(weights * (value_KU != 0.0))
     report = metrics.overall(inputs, advantage_N)
+    report['advantage/weight_entropy'] = entropy
     for name, result in levels.items():
       report |= metrics.level(name, result)
     return advantage_N, report

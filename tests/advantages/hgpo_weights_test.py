@@ -87,3 +87,14 @@ def test_no_rows():
 def test_bad_weighting_is_refused():
   with pytest.raises(ValueError, match="HGPO.weighting is 'k', expected one"):
     HGPO(weighting='k')
+
+
+def test_weight_entropy_says_how_many_levels_are_listened_to():
+  inputs = rows.random_inputs(3)
+  entropy = lambda **fields: HGPO(**fields)(inputs)[1][
+      'advantage/weight_entropy'
+  ]
+  assert entropy(history_length=0) == 0.0
+  alike = entropy(history_length=2, alpha=0.0)
+  assert 0.0 < alike <= np.log(3)
+  assert entropy(history_length=2, alpha=60.0) < 1e-3 * alike
