@@ -126,7 +126,8 @@ def test_published_arithmetic_on_eight_devices(
       f'tokens       at most {prompt} prompt + 512 response = {prompt + 512} a'
       ' step',
       'updates      256 steps each: at most 25 x 1 epochs = 25 an iteration,'
-      f' in passes of {8 * micro_batch} rows',
+      f' in passes of {8 * micro_batch} rows, one step each',
+      'trained      all weights',
       'mesh         data=1 fsdp=8 tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
       f'run          {iterations} iterations, seed 0',

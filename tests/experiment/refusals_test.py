@@ -270,7 +270,8 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
       ' most 48 steps',
       'tokens       at most 128 prompt + 12 response = 140 a step',
       'updates      16 steps each: at most 3 x 1 epochs = 3 an iteration, in'
-      ' passes of 8 rows',
+      ' passes of 8 rows, one step each',
+      'trained      all weights',
       'mesh         data=1 fsdp=1 tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
       'run          4 iterations, seed 0',
