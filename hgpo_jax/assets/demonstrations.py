@@ -42,7 +42,9 @@ class Recipe:
       the choice, so that "Nothing happens." is a state like any other. Slips
       are never imitated.
     seed: of every random choice.
-    habits: how the player chooses.
+    planned: share of episodes whose player knows the plan.
+    plan: how that player chooses.
+    habits: how the other one does.
   """
 
   games: int = 2400
@@ -51,6 +53,8 @@ class Recipe:
   history_length: int = 20
   slips: float = 0.03
   seed: int = 0
+  planned: float = 0.17
+  plan: demonstrator.Habits = demonstrator.Habits(aimless=0.03, plan=1.0)
   habits: demonstrator.Habits = demonstrator.Habits()
 
 
@@ -75,7 +79,9 @@ def play(
 ) -> Iterator[Example]:
   """One episode of the demonstrator; yields what it saw and answered."""
   template = prompt.CompactPrompt()
-  player = demonstrator.Player(goal, recipe.habits, rng)
+  planned = rng.random() < recipe.planned
+  habits = recipe.plan if planned else recipe.habits
+  player = demonstrator.Player(goal, habits, rng)
   result = env.reset(task)
   instruction, turns, effective = result.instruction, [], []
   while not result.done:

@@ -28,16 +28,16 @@ class Habits:
     fetch: when empty-handed, share of going for the task's object rather
       than for any other that is in sight.
     put: when holding, share of putting the object away at the task's target,
-      whether it is ready for that or not, rather than doing any of the other
-      things that the task suggests.
+      whether it is ready for that or not, rather than doing another thing
+      that the task suggests.
     plan: share of steps on which it does know the right sub-goal.
     revisit: weight of a place already visited when choosing where to search.
   """
 
   aimless: float = 0.08
   fetch: float = 0.92
-  put: float = 0.5
-  plan: float = 0.1
+  put: float = 0.6
+  plan: float = 0.0
   revisit: float = 0.1
 
 
@@ -152,18 +152,13 @@ class Player:
     target = '' if self._target == 'desklamp' else self._target
     if self._rng.random() < self._habits.put:
       return self._put(view, view.held, target)
-    use = self._target == 'desklamp'
-    options = ['put', 'find']
-    if use or (self._verb and not view.did(self._verb, view.held)):
-      options += ['serve', 'serve']
-    option = self._rng.choice(options)
-    if option == 'put':
-      return self._put(view, view.held, '')
-    if option == 'find':
+    if self._rng.random() < 0.5:
       return self._search(view, self._object)
-    if use:
+    if not target:
       return self._use_lamp(view)
-    return self._treat(view, self._verb, view.held)
+    if self._verb and not view.did(self._verb, view.held):
+      return self._treat(view, self._verb, view.held)
+    return self._put(view, view.held, target)
 
   def _fetch(self, view: View) -> Choice:
     delivered = (
