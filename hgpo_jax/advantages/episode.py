@@ -57,6 +57,11 @@ def penalty(inputs: types.AdvantageInputs, weight: float) -> np.ndarray:
   return np.float32(weight) * ~inputs.valid_N.astype(bool)
 
 
+def scores(inputs: types.AdvantageInputs, weight: float) -> np.ndarray:
+  """s_i = R_i - c (1 - v_i): the outcome, less the row's own `penalty`."""
+  return inputs.outcome_N - penalty(inputs, weight)
+
+
 def step_returns(
     inputs: types.AdvantageInputs, table: grouping.StepTable, gamma: float
 ) -> np.ndarray:

@@ -73,7 +73,7 @@ class G2PO:
     """Returns (float32 [N] advantages, metrics)."""
     episode.check_inputs(inputs)
     outcome = episode.normalise_scores(
-        inputs.outcome_N - episode.penalty(inputs, self.invalid_action_penalty),
+        episode.scores(inputs, self.invalid_action_penalty),
         inputs.group_N,
         divide_by_std=self.mode == 'mean_std_norm',
     )

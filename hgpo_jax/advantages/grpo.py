@@ -54,9 +54,7 @@ class GRPO:
     counted_N = episode.counted_rows(
         inputs, self.stats_over_steps, self.visit_order
     )
-    score_N = inputs.outcome_N - episode.penalty(
-        inputs, self.invalid_action_penalty
-    )
+    score_N = episode.scores(inputs, self.invalid_action_penalty)
     result = episode.normalise_scores(
         score_N,
         inputs.group_N,

@@ -111,9 +111,9 @@ class HGPO:
     divide_by_std = self.mode == 'mean_std_norm'
     levels = {}
     if self.base_group:
-      penalty_N = episode.penalty(inputs, self.invalid_action_penalty)
+      score_N = episode.scores(inputs, self.invalid_action_penalty)
       levels['episode'] = episode.normalise_scores(
-          (inputs.outcome_N - penalty_N)[table.row_U],
+          score_N[table.row_U],
           group_U,
           divide_by_std=divide_by_std,
       )

@@ -113,11 +113,9 @@ class ProGPO:
     episode.check_inputs(inputs)
     table = grouping.index_steps(inputs)
     group_U = grouping.pair_ids(inputs.group_N[table.row_U])
-    score_U = inputs.outcome_N - episode.penalty(
-        inputs, self.invalid_action_penalty
-    )
+    score_N = episode.scores(inputs, self.invalid_action_penalty)
     outcome = episode.normalise_scores(
-        score_U[table.row_U], group_U, divide_by_std=self._divide
+        score_N[table.row_U], group_U, divide_by_std=self._divide
     )
     last_U = np.append(table.step_U[1:] == 0, True)[: len(group_U)]
     reward_U = last_U * inputs.outcome_N[table.row_U].astype(np.float64)

@@ -62,9 +62,7 @@ class ReinforcePlusPlus:
     """Returns (float32 [N] advantages, metrics)."""
     episode.check_inputs(inputs)
     _check_tokens(inputs)
-    score_N = inputs.outcome_N - episode.penalty(
-        inputs, self.invalid_action_penalty
-    )
+    score_N = episode.scores(inputs, self.invalid_action_penalty)
     centred = episode.normalise_scores(
         score_N,
         inputs.group_N,

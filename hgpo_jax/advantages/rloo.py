@@ -46,7 +46,7 @@ class RLOO:
     """Returns (float32 [N] advantages, metrics)."""
     episode.check_inputs(inputs)
     result = episode.normalise_scores(
-        inputs.outcome_N - episode.penalty(inputs, self.invalid_action_penalty),
+        episode.scores(inputs, self.invalid_action_penalty),
         inputs.group_N,
         divide_by_std=False,
         counted_N=episode.counted_rows(
