@@ -6,6 +6,7 @@ The same command again goes on with a run that was stopped.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import os
 import pathlib
 import signal
 import sys
@@ -13,7 +14,6 @@ from typing import Any
 
 from absl import app
 from absl import flags
-from absl import logging
 
 from hgpo_jax import entry
 
@@ -24,16 +24,25 @@ _DRY_RUN = flags.DEFINE_bool(
 
 # Exit code that asks the launcher to start the same command again.
 PREEMPTED = 42
+_EXIT_CODES = {signal.SIGTERM: PREEMPTED, signal.SIGINT: 128 + signal.SIGINT}
 
 
 def _stop(signum: int, frame: Any) -> None:
+  """Ends the process here and now; its workers end with it.
+
+  The run folder is whole at any moment, so there is nothing to tidy up. An
+  exception would be raised in whatever runs now: a callback that swallows it,
+  or a library that waits for good for the half it has not done.
+  """
   del frame
-  logging.warning('stopped by signal %d; the same command goes on', signum)
-  raise SystemExit(PREEMPTED)
+  name = signal.Signals(signum).name
+  os.write(2, f'\nstopped by {name}; the same command goes on\n'.encode())
+  os._exit(_EXIT_CODES[signum])
 
 
 def main(argv: Sequence[str]) -> None:
-  signal.signal(signal.SIGTERM, _stop)
+  for number in _EXIT_CODES:
+    signal.signal(number, _stop)
   entry.refuse_arguments(argv)
   spec, arithmetic = entry.load()
   print(arithmetic, flush=True)

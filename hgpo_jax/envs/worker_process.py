@@ -71,14 +71,15 @@ class WorkerProcess:
     context = multiprocessing.get_context('forkserver')
     self.conn, child = context.Pipe()
     _limit_blocking(self.conn, io_timeout_s)
-    self._process = context.Process(
+    process = context.Process(
         target=worker.main,
         args=(child,),
         name=f'env-worker-{self.index}',
         daemon=True,
     )
     with _shielded_start(needs_main):
-      self._process.start()
+      process.start()
+    self._process = process  # Not sooner: `end` takes started ones only.
     child.close()
     self.send((spec, self.slots), [worker.Request(worker.START, slot=-1)])
 

@@ -16,10 +16,12 @@ from tests.experiment import tiny_policy
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-  """No test leaves its configuration or its signal handler to the next."""
-  handler = signal.getsignal(signal.SIGTERM)
+  """No test leaves its configuration or its signal handlers to the next."""
+  numbers = (signal.SIGTERM, signal.SIGINT)
+  handlers = [signal.getsignal(number) for number in numbers]
   yield
-  signal.signal(signal.SIGTERM, handler)
+  for number, handler in zip(numbers, handlers):
+    signal.signal(number, handler)
   config.reset()
 
 

@@ -36,7 +36,7 @@ def test_killed_and_stopped_run_ends_like_one_left_alone(
   process = start('sigterm.log')
   process.wait_until(lambda: _last(broken) >= 0)
   assert process.stop(signal.SIGTERM) == 42, process.output
-  assert 'the same command goes on' in process.output
+  assert 'stopped by SIGTERM; the same command goes on' in process.output
   assert 'Traceback' not in process.output
 
   # Killed while a checkpoint is being saved, or just after.
@@ -63,6 +63,19 @@ def test_killed_and_stopped_run_ends_like_one_left_alone(
       saved_policy.newest_policy(spec, folder)[1] for folder in (broken, whole)
   )
   jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+
+
+@pytest.mark.parametrize('seconds', [1.0, 3.0, 6.0])
+def test_ctrl_c_ends_it_at_any_moment_without_a_traceback(
+    policy, one_device, tmp_path, seconds
+):
+  command = runs.arguments(policy, tmp_path / 'run', FAULTS)
+  process = runs.Process('train', command, tmp_path / 'log')
+  process.wait_until(lambda: 'seed 0' in process.output)
+  time.sleep(seconds)
+  assert process.stop(signal.SIGINT) == 130, process.output
+  assert 'stopped by SIGINT; the same command goes on' in process.output
+  assert 'Traceback' not in process.output
 
 
 def _last(run_dir) -> int:

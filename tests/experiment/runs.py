@@ -92,14 +92,14 @@ class Process:
     """Everything it has printed and logged so far."""
     return self._log.read_text(encoding='utf-8')
 
-  def wait(self, timeout_s: float = 900.0) -> int:
+  def wait(self, timeout_s: float = 300.0) -> int:
     """Waits for the end; returns the exit code."""
     try:
       return self._process.wait(timeout_s)
     finally:
       self._process.kill()
 
-  def wait_until(self, happened: Callable[[], bool], timeout_s=900.0) -> None:
+  def wait_until(self, happened: Callable[[], bool], timeout_s=300.0) -> None:
     """Waits for something that the process does."""
     deadline = time.monotonic() + timeout_s
     while not happened():
