@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import atexit
 import collections
-from collections.abc import Iterable, Mapping
-import math
+from collections.abc import Iterable, Iterator, Mapping
 import multiprocessing
 import pickle
-import select
 import time
 
 from absl import logging
@@ -201,7 +199,7 @@ class EnvPool:
         self._dispatch(process)
       while busy := [p for p in self._workers if p.pending]:
         due = min(p.since + self._limits[_knob(p.head)] for p in busy)
-        ready = _wait(busy, due - time.monotonic())
+        ready = worker_process.wait(busy, due - time.monotonic())
         for process in busy:
           if process in ready:
             self._receive(process)
@@ -233,14 +231,7 @@ class EnvPool:
     self._recycled += 1
 
   def _receive(self, process: worker_process.WorkerProcess) -> None:
-    try:
-      request, reply = process.receive()
-    except (EOFError, ConnectionError):
-      why = f'worker died with exit code {process.exit_code()}'
-      self._replace(process, process.head, why)
-    except Exception as error:  # pylint: disable=broad-except
-      self._replace(process, process.head, f'worker sent garbage: {error}')
-    else:
+    for request, reply in self._replies(process):
       if reply.counts:
         self._counts.update(reply.counts)
       if request.id != worker.START:
@@ -249,6 +240,18 @@ class EnvPool:
         self._replace(process, request, reply.error)
       else:
         self._dispatch(process)
+
+  def _replies(
+      self, process: worker_process.WorkerProcess
+  ) -> Iterator[tuple[worker.Request, worker.Reply]]:
+    """What a worker has answered; if it went wrong, it is replaced."""
+    try:
+      yield from process.receive()
+    except (EOFError, ConnectionError):
+      why = f'worker died with exit code {process.exit_code()}'
+      self._replace(process, process.head, why)
+    except Exception as error:  # pylint: disable=broad-except
+      self._replace(process, process.head, f'worker sent garbage: {error}')
 
   def _check_deadline(self, process: worker_process.WorkerProcess) -> None:
     """The deadline is that of the request the worker is busy with."""
@@ -294,22 +297,6 @@ class EnvPool:
       for slot in process.slots:
         message = f'a new worker could not make {name}: {why}'
         self._ledger.fail(slot, types.ENV_ERROR, message)
-
-
-def _wait(
-    busy: list[worker_process.WorkerProcess], seconds: float
-) -> list[worker_process.WorkerProcess]:
-  """Those that have sent something, or ended; none once the time is over.
-
-  `multiprocessing.connection.wait` does the same at ten times the cost, which
-  a step of a fast environment would notice.
-  """
-  poller = select.poll()
-  by_file = {process.conn.fileno(): process for process in busy}
-  for number in by_file:
-    poller.register(number, select.POLLIN)
-  found = poller.poll(max(0, math.ceil(1e3 * seconds)))
-  return [by_file[number] for number, _ in found]
 
 
 def _knob(request: worker.Request) -> str:

@@ -262,7 +262,8 @@ def test_replies_are_known_by_their_id():
   for request in reversed(far.recv()):
     task_id, result = request.task.task_id, results[request.slot]
     far.send(worker.Reply(request.id, request.slot, task_id, result))
-    books.settle(*process.receive())
+  for request, reply in process.receive():
+    books.settle(request, reply)
   assert books.answers == {0: results[0], 1: results[1]}
   books.open({0: ledger.Job(action='look')})
   request = books.requests((0,))[0]
@@ -274,7 +275,7 @@ def test_replies_are_known_by_their_id():
     process.send([request], [request])
     far.send(bad)
     with pytest.raises(ValueError, match='no pending request|got str'):
-      process.receive()
+      list(process.receive())
   books.settle(request, worker.Reply(request.id, 0, 'other', results[0]))
   assert "is for task 'other', expected 'toy/" in books.answers[0].message
 
