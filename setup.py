@@ -62,6 +62,7 @@ setuptools.setup(
         'webshop': [],
         'launch': [],
         'notebooks': _NOTEBOOK,
+        'ray': ['ray>=2.40'],
         'wandb': ['wandb>=0.19'],
         'dev': ['pre-commit>=4.0', 'pyink>=24.10', 'isort>=5.13', 'ruff>=0.9'],
     },

@@ -94,6 +94,14 @@ class Ledger:
     """Those of `slots` that the current call has no answer for yet."""
     return [slot for slot in slots if slot in self._jobs]
 
+  def cut_off(self, slots: Iterable[int]) -> list[int]:
+    """Those of `slots` that wait for a step in an episode that was lost."""
+    return [
+        slot
+        for slot in self.waiting(slots)
+        if self._jobs[slot].task is None and not self._episodes[slot].live
+    ]
+
   def requests(self, slots: Iterable[int]) -> list[worker.Request]:
     """What to send, in order, for those of `slots` that wait."""
     return [r for slot in self.waiting(slots) for r in self._requests(slot)]
@@ -121,7 +129,7 @@ class Ledger:
     if error:
       self.fail(slot, types.ENV_ERROR, error)
     elif request.id == job.final:
-      self._finish(slot, job, reply.result)
+      self.answer(slot, reply.result)
 
   def _mismatch(self, slot: int, job: Job, reply: worker.Reply) -> str:
     """Why `reply` cannot be what was asked for; '' if it can."""
@@ -137,7 +145,9 @@ class Ledger:
       )
     return ''
 
-  def _finish(self, slot: int, job: Job, result: types.StepResult) -> None:
+  def answer(self, slot: int, result: types.StepResult) -> None:
+    """Answers the call for `slot`."""
+    job = self._jobs[slot]
     if job.task is not None:
       self._episodes[slot] = _Episode(job.task, result)
     else:

@@ -17,6 +17,7 @@ def check(spec: spec_lib.Experiment) -> str:
     ValueError, FileNotFoundError, ImportError, KeyError: naming the knob.
   """
   spec.env.check()
+  spec.workers.check()
   train, heldout = spec.env.split(spec.split), spec.env.split(
       spec.evaluation.split
   )

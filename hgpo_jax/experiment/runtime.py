@@ -12,6 +12,7 @@ import jax
 from hgpo_jax import config
 from hgpo_jax import sharding
 from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.envs import ray_pool
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
@@ -40,7 +41,7 @@ class Player:
   model: qwen2.Qwen2
   tokenizer: tokenizer_lib.ChatTokenizer
   mesh: jax.sharding.Mesh
-  pool: pool_lib.EnvPool
+  pool: pool_lib.EnvPool | ray_pool.RayPool
   sampler: sampler_lib.BoundSampler
   collector: collector_lib.BoundCollector
 

@@ -12,6 +12,7 @@ from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import minibatch
 from hgpo_jax.envs import base as envs
 from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.envs import ray_pool
 from hgpo_jax.io import metrics
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.losses import ppo
@@ -99,6 +100,8 @@ class Workers:
     step_timeout_s: for one step.
     recycle_episodes: a process that started so many episodes is replaced by a
       fresh one before its next; 0 for never.
+    ray_nodes: nodes of a Ray cluster to run `processes` on, each; 0 for this
+      machine. `$RAY_ADDRESS` names the cluster.
   """
 
   processes: int = 2
@@ -107,26 +110,36 @@ class Workers:
   reset_timeout_s: float = 60.0
   step_timeout_s: float = 20.0
   recycle_episodes: int = 20_000
+  ray_nodes: int = 0
 
   def __post_init__(self) -> None:
-    if self.processes < 1 or self.slots < 0:
+    if self.processes < 1 or min(self.slots, self.ray_nodes) < 0:
       raise ValueError(
-          'Workers needs processes >= 1 and slots >= 0, got'
-          f' {self.processes} and {self.slots}'
+          'Workers needs processes >= 1, slots >= 0 and ray_nodes >= 0, got'
+          f' {self.processes}, {self.slots} and {self.ray_nodes}'
       )
 
-  def open(self, env: envs.EnvSpec, episodes: int) -> pool_lib.EnvPool:
+  def check(self) -> None:
+    """Raises ImportError if what runs the processes is not installed."""
+    if self.ray_nodes:
+      ray_pool.check()
+
+  def open(
+      self, env: envs.EnvSpec, episodes: int
+  ) -> pool_lib.EnvPool | ray_pool.RayPool:
     """Starts the pool; call it before jax touches a device."""
     slots = self.slots or episodes
-    return pool_lib.EnvPool(
-        env,
-        num_slots=slots,
-        num_workers=min(self.processes, slots),
-        reset_timeout_s=self.reset_timeout_s,
-        step_timeout_s=self.step_timeout_s,
-        start_timeout_s=self.start_timeout_s,
-        recycle_episodes=self.recycle_episodes,
-    )
+    limits = {
+        'reset_timeout_s': self.reset_timeout_s,
+        'step_timeout_s': self.step_timeout_s,
+        'start_timeout_s': self.start_timeout_s,
+        'recycle_episodes': self.recycle_episodes,
+    }
+    if self.ray_nodes:
+      return ray_pool.RayPool(
+          env, slots, self.processes, self.ray_nodes, **limits
+      )
+    return pool_lib.EnvPool(env, slots, min(self.processes, slots), **limits)
 
 
 @config.configurable

@@ -50,10 +50,10 @@ def is_alive(pid: int) -> bool:
 # Not guarded by `if __name__ == '__main__'`: workers must not run it again.
 SCRIPT = """
 import os, signal, sys, time
-from hgpo_jax.envs import pool
+from hgpo_jax.envs import pool, ray_pool
 from tests.envs import toy
 spec = toy.ToySpec(faults=((1, 'hang_in_step'),))
-envs = pool.EnvPool(spec, 2, 2, 30.0, 30.0, 30.0)
+envs = POOL
 print(*envs.worker_pids, flush=True)
 split = spec.split('train')
 envs.reset({0: split[0], 1: split[1]})
@@ -74,14 +74,12 @@ if end.startswith('SIG'):
 """
 
 
-@pytest.mark.parametrize(
-    'end',
-    'exit raise group_sigint stopped SIGINT SIGTERM SIGKILL'.split(),
-)
-def test_no_orphans(tmp_path, end):
-  """However the parent ends, and with a worker hung, no worker outlives it."""
-  script = tmp_path / 'script.py'
-  script.write_text(textwrap.dedent(SCRIPT))
+def check_no_orphans(
+    folder: pathlib.Path, end: str, make: str, seconds: float
+) -> None:
+  """Plays `SCRIPT` to its end, with the pool that the expression `make` is."""
+  script = folder / 'script.py'
+  script.write_text(textwrap.dedent(SCRIPT).replace('POOL', make))
   parent = subprocess.Popen(
       [sys.executable, str(script), end],
       cwd=ROOT,
@@ -97,7 +95,17 @@ def test_no_orphans(tmp_path, end):
     assert parent.stdout.readline() == 'stepping\n'
     time.sleep(0.1)
     parent.send_signal(getattr(signal, end))
-  _, errors = parent.communicate(timeout=20)
-  assert_gone(pids)
+  _, errors = parent.communicate(timeout=seconds)
+  assert_gone(pids, seconds)
   ok = end in ('exit', 'group_sigint', 'stopped')
   assert (parent.returncode == 0) == ok, errors
+
+
+@pytest.mark.parametrize(
+    'end',
+    'exit raise group_sigint stopped SIGINT SIGTERM SIGKILL'.split(),
+)
+def test_no_orphans(tmp_path, end):
+  """However the parent ends, and with a worker hung, no worker outlives it."""
+  make = 'pool.EnvPool(spec, 2, 2, 30.0, 30.0, 30.0)'
+  check_no_orphans(tmp_path, end, make, 20.0)

@@ -1,0 +1,312 @@
+"""A pool of environments on other machines: one Ray actor a node.
+
+Each actor runs an `EnvPool`, which deals with environments and workers that
+fail. What is left to deal with here is the loss of a whole actor, or of its
+machine: slots that lived there answer 'env_error', and another actor takes its
+place. The package and the games have to be on every node.
+"""
+
+from __future__ import annotations
+
+import atexit
+import collections
+from collections.abc import Iterable, Mapping
+import importlib.util
+import signal
+import threading
+import time
+from typing import Any
+
+from absl import logging
+
+from hgpo_jax import types
+from hgpo_jax.envs import base
+from hgpo_jax.envs import ledger
+from hgpo_jax.envs import pool
+from hgpo_jax.envs import ray_host
+from hgpo_jax.envs import worker
+
+_CLOSE_SECONDS = 5.0
+# Counted once more by the books of this pool, which see lost actors too.
+_OWN_COUNTS = ('pool/timeouts', 'pool/env_errors')
+
+
+def check() -> None:
+  """Raises ImportError, naming the extra, where Ray is not installed."""
+  if importlib.util.find_spec('ray') is None:
+    raise ImportError(
+        'Workers.ray_nodes is above 0, which needs Ray, and there is no module'
+        " ray; install it with pip install 'hgpo-jax[ray]', or set"
+        ' Workers.ray_nodes = 0'
+    )
+
+
+class _Node:
+  """This side of an actor.
+
+  Attributes:
+    slots: those that live there; slot `i` of its own pool is `slots[i]`.
+    workers: number of its worker processes.
+    actor: its handle.
+    opening: answers when the actor is ready; None once it is.
+    metrics: of its pool, as last told; so are `pids`, of its workers.
+  """
+
+  def __init__(self, slots: range, num_workers: int):
+    self.slots = slots
+    self.workers = min(num_workers, len(slots))
+    self.actor: Any = None
+    self.opening: Any = None
+    self.metrics: types.Metrics = {}
+    self.pids: tuple[int | None, ...] = (None,) * self.workers
+
+
+class RayPool:
+  """`EnvPool` with up to `num_workers` processes on each of `num_nodes` nodes.
+
+  Connects to the cluster that `$RAY_ADDRESS` names, or that runs on this
+  machine; without one Ray starts on this machine alone. An actor takes as many
+  CPUs as it has workers; Ray spreads actors over the nodes. Deadlines are those
+  of `EnvPool`; the start includes finding a node.
+
+  Raises:
+    ImportError: Ray is not installed.
+    EnvStartError: no node is free, or it cannot make the environments.
+  """
+
+  def __init__(
+      self,
+      spec: base.EnvSpec,
+      num_slots: int,
+      num_workers: int,
+      num_nodes: int,
+      reset_timeout_s: float = 60.0,
+      step_timeout_s: float = 20.0,
+      start_timeout_s: float = 120.0,
+      recycle_episodes: int = 0,
+  ):
+    self._limits = {
+        'reset_timeout_s': reset_timeout_s,
+        'step_timeout_s': step_timeout_s,
+        'start_timeout_s': start_timeout_s,
+        'recycle_episodes': recycle_episodes,
+    }
+    sizes = num_slots, num_workers, num_nodes
+    if min(sizes) < 1:
+      raise ValueError(
+          f'RayPool has (slots, workers, nodes) = {sizes}; each 1+'
+      )
+    check()
+    import ray
+
+    self._ray = ray
+    self.num_slots = num_slots
+    self._spec = spec
+    self._ledger = ledger.Ledger(num_slots)
+    self._past = collections.Counter({'pool/nodes_lost': 0})
+    count = min(num_nodes, num_slots)
+    parts = [range(index, num_slots, count) for index in range(count)]
+    self._nodes = [_Node(part, num_workers) for part in parts]
+    self._closed = False
+    self._connected = _connect(ray)
+    atexit.register(self.close)
+    try:
+      for node in self._nodes:
+        self._start(node)
+      for index, node in enumerate(self._nodes):
+        if why := self._ready(node):
+          raise pool.EnvStartError(f'Ray node {index}: {why}')
+    except BaseException:
+      self.close()
+      raise
+
+  def __enter__(self) -> RayPool:
+    return self
+
+  def __exit__(self, *unused_error: object) -> None:
+    self.close()
+
+  def reset(self, tasks: Mapping[int, types.Task]) -> pool.Answers:
+    """Starts `tasks[slot]` in each slot named; answers in the same order."""
+    return self._call('reset', 'task', tasks)
+
+  def step(self, actions: Mapping[int, str]) -> pool.Answers:
+    """Acts in each slot named; each must have an episode that goes on."""
+    return self._call('step', 'action', actions)
+
+  def prefetch(self, tasks: Iterable[types.Task]) -> None:
+    """Lets idle workers load tasks that `reset` will name soon."""
+    tasks = tuple(dict.fromkeys(tasks))
+    if not self._closed and tasks:
+      for node in self._nodes:
+        node.actor.prefetch.remote(tasks)
+
+  def close(self) -> None:
+    """Ends all actors, and Ray if this pool started it. Safe to repeat."""
+    if self._closed:
+      return
+    self._closed = True
+    atexit.unregister(self.close)
+    if not self._ray.is_initialized():
+      return  # Ray has ended, and its actors with it.
+    actors = [node.actor for node in self._nodes if node.actor is not None]
+    closing = [actor.close.remote() for actor in actors]
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    try:
+      while closing and (left := deadline - time.monotonic()) > 0:
+        _, closing = self._ray.wait(closing, timeout=left)
+    finally:
+      for actor in actors:
+        self._ray.kill(actor)
+      if self._connected:
+        self._ray.shutdown()
+
+  @property
+  def metrics(self) -> types.Metrics:
+    """Those of `EnvPool` over all nodes, and 'pool/nodes_lost'."""
+    total = collections.Counter(self._past)
+    memory = []
+    for node in self._nodes:
+      total.update(_events(node.metrics))
+      names = [f'memory/worker_mb_{i}' for i in range(node.workers)]
+      memory += [node.metrics.get(name, 0.0) for name in names]
+    for name in _OWN_COUNTS:
+      total[name] = self._ledger.counts[name.removeprefix('pool/')]
+    return {name: float(n) for name, n in total.items()} | {
+        f'memory/worker_mb_{i}': value for i, value in enumerate(memory)
+    }
+
+  @property
+  def worker_pids(self) -> tuple[int | None, ...]:
+    """Process id of each worker on its machine."""
+    return tuple(pid for node in self._nodes for pid in node.pids)
+
+  def worker_of(self, slot: int) -> int:
+    """Number of the worker that a slot lives in."""
+    index, local = slot % len(self._nodes), slot // len(self._nodes)
+    before = sum(node.workers for node in self._nodes[:index])
+    return before + local % self._nodes[index].workers
+
+  def _start(self, node: _Node) -> None:
+    """Asks for an actor; returns before there is one."""
+    host = self._ray.remote(ray_host.Host).options(
+        num_cpus=node.workers, scheduling_strategy='SPREAD'
+    )
+    node.actor = host.remote()
+    node.metrics, node.pids = {}, (None,) * node.workers
+    node.opening = node.actor.open.remote(
+        self._spec, len(node.slots), node.workers, **self._limits
+    )
+
+  def _ready(self, node: _Node) -> str:
+    """Waits until an actor is ready; why it is not, '' if it is."""
+    seconds = self._limits['start_timeout_s']
+    try:
+      _, node.metrics, node.pids = self._ray.get(node.opening, timeout=seconds)
+    except self._ray.exceptions.GetTimeoutError:
+      return (
+          f'no actor with {node.workers} CPUs and {len(node.slots)} envs within'
+          f' start_timeout_s={seconds:g}; the cluster has'
+          f' {self._ray.cluster_resources().get("CPU", 0):g} CPUs'
+      )
+    except self._ray.exceptions.RayError as error:
+      return _reason(error)
+    node.opening = None
+    return ''
+
+  def _call(
+      self, name: str, field: str, given: Mapping[int, Any]
+  ) -> pool.Answers:
+    if self._closed:
+      raise RuntimeError('the RayPool is closed')
+    jobs = {slot: ledger.Job(**{field: x}) for slot, x in given.items()}
+    self._ledger.open(jobs)
+    try:
+      self._run(name, given)
+    except BaseException:
+      self.close()  # Answers are under way: no later call could be trusted.
+      raise
+    return {slot: self._ledger.answers[slot] for slot in given}
+
+  def _run(self, name: str, given: Mapping[int, Any]) -> None:
+    """Sends each actor its part, then gathers what they answer."""
+    sent = {}
+    for node in sorted(self._nodes, key=lambda node: node.opening is not None):
+      for slot in self._ledger.cut_off(node.slots):
+        message = 'the episode was lost with its Ray actor'
+        self._ledger.fail(slot, types.ENV_ERROR, message)
+      slots = self._ledger.waiting(node.slots)
+      if slots and node.opening is not None and (why := self._ready(node)):
+        self._lose(node, f'cannot start: {why}')
+      elif slots:
+        part = {node.slots.index(slot): given[slot] for slot in slots}
+        sent[node.actor.call.remote(name, part)] = node
+    deadline = time.monotonic() + self._patience_s(name)
+    while sent:
+      left = max(0.0, deadline - time.monotonic())
+      done, late = self._ray.wait(list(sent), timeout=left)
+      for ref in done or late:
+        node = sent.pop(ref)
+        if done:
+          self._gather(node, ref)
+        else:
+          self._lose(node, 'it hangs, or cannot be reached')
+
+  def _patience_s(self, name: str) -> float:
+    """Longer than it takes a pool that keeps its own deadlines."""
+    most = max(len(node.slots) for node in self._nodes)
+    limit = self._limits[f'{name}_timeout_s']
+    return 2 * (most * limit + self._limits['start_timeout_s'])
+
+  def _gather(self, node: _Node, ref: Any) -> None:
+    try:
+      answers, node.metrics, node.pids = self._ray.get(ref)
+    except self._ray.exceptions.RayError as error:
+      self._lose(node, _reason(error))
+      return
+    for local, answer in answers.items():
+      slot = node.slots[local]
+      if isinstance(answer, pool.EnvFailure):
+        self._ledger.fail(slot, answer.kind, answer.message)
+      else:
+        self._ledger.answer(slot, answer)
+
+  def _lose(self, node: _Node, why: str) -> None:
+    """Fails the slots of an actor, and asks for another one."""
+    message = f'the Ray actor of {len(node.slots)} envs is lost: {why}'
+    logging.warning('RayPool: %s', message)
+    self._past.update(_events(node.metrics))
+    self._past['pool/nodes_lost'] += 1
+    for slot in self._ledger.waiting(node.slots):
+      self._ledger.fail(slot, types.ENV_ERROR, message)
+    self._ledger.lose(node.slots)
+    self._ray.kill(node.actor)
+    self._start(node)
+
+
+def _reason(error: Exception) -> str:
+  """What an actor ended of, in one line."""
+  cause = getattr(error, 'cause', None) or error
+  known = isinstance(cause, pool.EnvStartError)
+  return ' '.join((str(cause) if known else worker.describe(cause)).split())
+
+
+def _events(metrics: types.Metrics) -> dict[str, float]:
+  """What is counted, of a pool's metrics."""
+  return {
+      name: value
+      for name, value in metrics.items()
+      if not name.startswith('memory/') and name not in _OWN_COUNTS
+  }
+
+
+def _connect(ray: Any) -> bool:
+  """Connects to a cluster; whether this process was not connected before."""
+  if ray.is_initialized():
+    return False
+  # Ray has its own idea of SIGTERM; the program decides what it means.
+  handler = signal.getsignal(signal.SIGTERM)
+  ray.init(logging_level='warning')
+  if threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGTERM, handler)
+  return True
