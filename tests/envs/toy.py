@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import random
+import signal
 import time
 
 from hgpo_jax import types
@@ -31,6 +32,7 @@ _leaked: list[bytearray] = []
 WHATS = (
     'raise',  # An exception.
     'hang',  # Never returns.
+    'stop',  # The process stops, as by kill -STOP.
     'exit',  # The process ends.
     'die_once',  # As by kill -9, but only the first time (see `marker`).
     'slow',  # Takes 0.3 s.
@@ -249,6 +251,8 @@ class ToyEnv:
       raise SystemExit('the toy leaves')
     if what == 'hang':
       time.sleep(3600)
+    if what == 'stop':
+      os.kill(os.getpid(), signal.SIGSTOP)
     if what == 'exit':
       os._exit(3)
     if what == 'die_once' and not os.path.exists(self._spec.marker):

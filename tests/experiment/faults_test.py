@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import collections
 import pathlib
+import threading
 
 import numpy as np
+import pytest
 
 from hgpo_jax import config
 from hgpo_jax import types
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
+from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import loop
+from hgpo_jax.io import metrics
 from hgpo_jax.io import trajectories
 from tests.experiment import runs
 from tests.experiment import tiny_policy
@@ -22,7 +26,7 @@ ONE = 'Experiment.iterations = 1'
 FAULTS = (
     (1, 'raise_in_step'),
     (2, 'hang_in_reset'),
-    (3, 'hang_in_step'),
+    (3, 'stop_in_step'),
     (4, 'exit_in_step'),
     (5, 'raise_in_reset'),
 )
@@ -35,7 +39,9 @@ def _ends(found) -> dict[int, set[str]]:
   return ends
 
 
-def test_raising_hanging_and_dying_environments(policy, one_device, tmp_path):
+def test_raising_hanging_stopped_and_dying_environments(
+    policy, one_device, tmp_path
+):
   runs.train(
       policy,
       tmp_path,
@@ -77,19 +83,21 @@ def test_raising_hanging_and_dying_environments(policy, one_device, tmp_path):
   assert line['batch/steps'] == 6 * 3
   assert line['pool/env_errors'] == 6.0
   assert line['pool/timeouts'] == 4.0
-  # Each hanging episode cost a worker, each dying one two: a second try.
+  # Each hanging or stopped episode cost a worker, each dying one two, since
+  # it had a second try.
   assert line['pool/restarts'] == 4.0 + 2 * 2
   assert line['update/skipped'] == 0.0
   assert all(v is not None and np.isfinite(v) for v in line.values())
 
 
-def test_a_worker_that_dies_once_changes_no_number(
-    policy, one_device, tmp_path
+@pytest.mark.parametrize('what', ['die_once', 'garbage'])
+def test_a_worker_that_ends_once_changes_no_number(
+    policy, one_device, tmp_path, what
 ):
   """The episodes that lived in it are played again in a new one."""
   bindings = (
       ONE,
-      "Boxes.faults = ((4, 'die_once_in_step'), (5, 'die_once_in_step'))",
+      f"Boxes.faults = ((4, '{what}_in_step'), (5, '{what}_in_step'))",
       f'Boxes.marker = {str(tmp_path / "marker")!r}',
       'Experiment.tasks_per_iteration = 8',
       'Experiment.group_size = 2',
@@ -128,24 +136,81 @@ def test_environments_that_cannot_be_made(policy, one_device, tmp_path):
   assert 'no boxes today' in found and '\n' not in found
 
 
-def test_a_game_file_that_is_not_a_game(policy, one_device, tmp_path):
-  """The real engine, the official layout, one broken file among four."""
-  root = tmp_path / 'json_2.1.1'
+def _official(folder: pathlib.Path, train: int) -> pathlib.Path:
+  """A folder in the official layout, with `train` training games."""
+  root = folder / 'json_2.1.1'
   for split in alfworld.OFFICIAL_COUNTS:
-    for i, kind in enumerate(household.KINDS[: 4 if split == 'train' else 1]):
+    count = train if split == 'train' else 1
+    for i, kind in enumerate(household.KINDS[:count]):
       game = household.generate(i, kind, tiny_policy.LAYOUT)
       household_pddl.save(
           game, root / split / f'{kind}-X-None-Y-1' / f'trial_{i}'
       )
-  broken = sorted((root / 'train').glob('*/*/game.tw-pddl'))[2]
-  broken.write_text('{"pddl_domain": ')
+  return root
+
+
+def _train_official(
+    policy: pathlib.Path, root: pathlib.Path, run_dir: pathlib.Path, cache: str
+) -> dict[str, float]:
+  """Trains on the games of `root`; returns the first line of metrics."""
   bindings = [
       f'PolicySource.folder = {str(policy)!r}',
       f'OfficialGames.folder = {str(root)!r}',
+      f'AlfworldEnv.cache = {cache!r}',
   ]
   gin = pathlib.Path(__file__).with_name('official.gin')
-  run_dir = tmp_path / 'run'
   loop.train(config.load([str(gin)], bindings), run_dir)
+  return metrics.read(run_dir)[0]
+
+
+def test_a_full_cache_or_one_of_two_runs_changes_no_number(
+    policy, one_device, tmp_path
+):
+  root = _official(tmp_path, train=4)
+  (tmp_path / 'full').write_text('')  # Nothing can be kept in a file.
+  shared = str(tmp_path / 'shared')
+  games = alfworld.OfficialGames(folder=str(root), any_count=True)
+  split = games.split('train')
+  other = alfworld.AlfworldEnv(games=games, cache=shared)
+  seen = {}
+  with pool_lib.EnvPool(other, num_slots=4, num_workers=2) as rival:
+    tasks = {index: split[index] for index in range(4)}
+    loading = threading.Thread(target=rival.reset, args=(tasks,))
+    for name, cache in (
+        ('none', 'none'),
+        ('full', str(tmp_path / 'full')),
+        ('shared', shared),
+    ):
+      if name == 'shared':
+        loading.start()  # At the same time, as another run would.
+      run_dir = tmp_path / f'run_{name}'
+      seen[name] = _train_official(policy, root, run_dir, cache)
+    loading.join()
+    others = rival.metrics
+  events = {
+      name: sum(v for k, v in line.items() if k.startswith('env/game_cache'))
+      for name, line in seen.items()
+  }
+  assert events['none'] == 0.0
+  assert events['full'] == seen['full']['env/game_cache_errors'] >= 4.0
+  line = seen['shared']
+  assert 'env/game_cache_errors' not in line | others
+  assert 'env/game_cache_corrupt' not in line | others
+  made = [f.get('env/game_cache_misses', 0.0) for f in (line, others)]
+  kept = [p for p in (tmp_path / 'shared').rglob('*') if p.is_file()]
+  # Two that miss at the same time both make a game; what they keep is one.
+  assert sum(made) >= len(kept) >= 4
+  lines = [runs.lines(tmp_path / f'run_{name}') for name in seen]
+  assert lines[0] == lines[1] == lines[2]
+
+
+def test_a_game_file_that_is_not_a_game(policy, one_device, tmp_path):
+  """The real engine, the official layout, one broken file among four."""
+  root = _official(tmp_path, train=4)
+  broken = sorted((root / 'train').glob('*/*/game.tw-pddl'))[2]
+  broken.write_text('{"pddl_domain": ')
+  run_dir = tmp_path / 'run'
+  line = _train_official(policy, root, run_dir, 'none')
   found = trajectories.load(run_dir / 'rollouts' / trajectories.file_name(0))
   name = broken.relative_to(root).as_posix()
   assert {t.task.task_id for t in found if t.aborted} == {name}
@@ -155,7 +220,6 @@ def test_a_game_file_that_is_not_a_game(policy, one_device, tmp_path):
       assert not trajectory.steps and str(broken) in trajectory.error
     else:
       assert len(trajectory.steps) == 2
-  line = runs.lines(run_dir)[0]
   assert line['rollout/end_env_error'] == 2 / 8
   assert line['batch/aborted_trajectories'] == 2.0
   assert line['batch/trajectories'] == 6.0 and line['batch/steps'] == 12.0
