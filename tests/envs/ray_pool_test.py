@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import threading
-from unittest import mock
 
 import pytest
 
@@ -18,6 +16,9 @@ from tests.envs import pool_life_test
 from tests.envs import pool_test
 from tests.envs import toy
 
+ray_lib = pytest.importorskip(
+    'ray', reason="Ray is not installed: pip install 'hgpo-jax[ray]'"
+)
 TASKS = pool_test.TASKS
 _ON_TWO_NODES = 'ray_pool.RayPool(spec, 2, 1, 2, 30.0, 30.0, 120.0)'
 
@@ -33,13 +34,11 @@ def make_pool(
 @pytest.fixture(name='ray', scope='module')
 def _ray():
   """A cluster on this machine."""
-  if importlib.util.find_spec('ray') is None:
-    pytest.skip("Ray is not installed: pip install 'hgpo-jax[ray]'")
-  import ray
-
-  ray.init(num_cpus=8, include_dashboard=False, object_store_memory=80 * 2**20)
-  yield ray
-  ray.shutdown()
+  ray_lib.init(
+      num_cpus=8, include_dashboard=False, object_store_memory=80 * 2**20
+  )
+  yield ray_lib
+  ray_lib.shutdown()
 
 
 @pytest.fixture(name='envs', scope='module')
@@ -235,17 +234,3 @@ def test_ctrl_c_in_a_call_closes_the_pool(ray):
 def test_no_orphans(ray, tmp_path, end):
   """However the driver ends; a worker ends because its actor does."""
   pool_life_test.check_no_orphans(tmp_path, end, _ON_TWO_NODES, 60.0)
-
-
-def test_without_ray_the_extra_is_named(monkeypatch):
-  monkeypatch.setattr(ray_pool, 'importlib', mock.MagicMock())
-  ray_pool.importlib.util.find_spec.return_value = None
-  with pytest.raises(ImportError, match=r"pip install 'hgpo-jax\[ray\]'"):
-    ray_pool.RayPool(toy.ToySpec(), 1, 1, 1)
-
-
-def test_sizes():
-  with pytest.raises(
-      ValueError, match=r'\(slots, workers, nodes\) = \(1, 0, 1'
-  ):
-    ray_pool.RayPool(toy.ToySpec(), 1, 0, 1)

@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from hgpo_jax.experiment import spec as spec_lib
+from tests.envs import toy
 from tests.experiment import runs
 
 
@@ -41,3 +42,10 @@ def test_a_run_on_ray_that_is_not_installed(
 def test_a_negative_number_of_nodes_is_refused():
   with pytest.raises(ValueError, match='ray_nodes >= 0, got 2, 0 and -1'):
     spec_lib.Workers(ray_nodes=-1)
+
+
+def test_pools_of_nothing_are_refused():
+  with pytest.raises(
+      ValueError, match=r'\(slots, workers, nodes\) = \(1, 0, 1'
+  ):
+    spec_lib.ray_pool.RayPool(toy.ToySpec(), 1, 0, 1)
