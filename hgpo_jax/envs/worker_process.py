@@ -191,6 +191,7 @@ def wait(busy: Sequence[WorkerProcess], seconds: float) -> list[WorkerProcess]:
   `multiprocessing.connection.wait` does the same at ten times the cost, which
   a step of a fast environment would notice.
   """
+  seconds = max(0.0, seconds)
   awaited = max(len(process.pending) for process in busy)
   if awaited > 1:
     time.sleep(min(seconds, awaited * _STEP_SECONDS))
@@ -198,7 +199,7 @@ def wait(busy: Sequence[WorkerProcess], seconds: float) -> list[WorkerProcess]:
   by_file = {process.conn.fileno(): process for process in busy}
   for number in by_file:
     poller.register(number, select.POLLIN)
-  found = poller.poll(max(0, math.ceil(1e3 * seconds)))
+  found = poller.poll(math.ceil(1e3 * seconds))
   return [by_file[number] for number, _ in found]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import signal
 import time
 
@@ -278,6 +279,28 @@ def test_replies_are_known_by_their_id():
       list(process.receive())
   books.settle(request, worker.Reply(request.id, 0, 'other', results[0]))
   assert "is for task 'other', expected 'toy/" in books.answers[0].message
+
+
+def test_replies_are_read_as_they_come():
+  """Many at once, one in pieces, none, and none after the deadline."""
+  process = worker_process.WorkerProcess(0, (0, 1, 2))
+  process.conn, far = multiprocessing.Pipe()
+  requests = [worker.Request(id, id - 1, TASKS[0]) for id in (1, 2, 3)]
+  process.send(requests, requests)
+  far.recv()
+  assert not worker_process.wait([process], -1.0)
+  texts = [pickle.dumps(worker.Reply(id, id - 1)) for id in (1, 2, 3)]
+  data = b''.join(len(t).to_bytes(4, 'big') + t for t in texts)
+  found = []
+  for part in (data[:2], data[2:90], data[90:-1], data[-1:]):
+    os.write(far.fileno(), part)
+    assert worker_process.wait([process], 1.0) == [process]
+    found.append([request.id for request, _ in process.receive()])
+  assert found[0] == [] and found[-1] == [3]
+  assert sum(found, []) == [1, 2, 3] and not process.pending
+  far.close()
+  with pytest.raises(EOFError):
+    list(process.receive())
 
 
 @pytest.mark.parametrize('what', ['garbage', 'noise'])
