@@ -150,7 +150,13 @@ class _Reader:
     if path in self._read:
       return
     self._read.add(path)
-    self.read(io.StringIO(path.read_text()), _short(path), (*parents, path))
+    try:
+      source = io.StringIO(path.read_text(encoding='utf-8'))
+    except UnicodeDecodeError as error:
+      raise ConfigError(
+          f'{where}: {path} is no gin file: {error}. Save it as UTF-8 text'
+      ) from error
+    self.read(source, _short(path), (*parents, path))
 
   def read(
       self, source: io.StringIO, name: str, parents: tuple[pathlib.Path, ...]

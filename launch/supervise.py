@@ -149,5 +149,5 @@ def _say(message: str) -> None:
 
 
 def _show_end(log: pathlib.Path, lines: int = 20) -> None:
-  end = log.read_text(errors='replace').splitlines()[-lines:]
+  end = log.read_text(errors='replace', encoding='utf-8').splitlines()[-lines:]
   print(f'--- the end of {log}', *end, sep='\n', file=sys.stderr, flush=True)

@@ -114,6 +114,26 @@ def test_files_stay_readable():
   assert not long, f'split these, the limit is {_MAX_LINES} lines: {long}'
 
 
+def texts_of_the_locale(source: str) -> list[int]:
+  """Lines that read or write text without saying that it is UTF-8."""
+  return [
+      call.lineno
+      for call in ast.walk(ast.parse(source))
+      if isinstance(call, ast.Call)
+      and isinstance(call.func, ast.Attribute)
+      and call.func.attr in ('read_text', 'write_text')
+      and not any(keyword.arg == 'encoding' for keyword in call.keywords)
+  ]
+
+
+def test_text_is_utf8_whatever_the_locale():
+  assert texts_of_the_locale("x.read_text()\nx.write_text('a')") == [1, 2]
+  assert not texts_of_the_locale("x.read_text(encoding='utf-8')")
+  paths = [*_modules(), *(_ROOT / 'launch').rglob('*.py')]
+  found = {p: texts_of_the_locale(p.read_text(encoding='utf-8')) for p in paths}
+  assert not {path: lines for path, lines in found.items() if lines}
+
+
 def _imports_of(statement):
   code = (
       f'import sys; {statement}; '

@@ -116,7 +116,9 @@ def _domain_and_grammar() -> tuple[str, str]:
   import alfworld.gen  # Found by path: importing alfworld.info makes folders.
 
   data = pathlib.Path(alfworld.gen.__file__).parent.parent / 'data'
-  return (data / 'alfred.pddl').read_text(), (data / 'alfred.twl2').read_text()
+  return (data / 'alfred.pddl').read_text(encoding='utf-8'), (
+      data / 'alfred.twl2'
+  ).read_text(encoding='utf-8')
 
 
 def game_data(game: household.Game) -> dict[str, object]:
@@ -135,5 +137,5 @@ def save(game: household.Game, folder: pathlib.Path) -> pathlib.Path:
   """Writes `game.tw-pddl` in the official layout; returns its path."""
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / 'game.tw-pddl'
-  path.write_text(json.dumps(game_data(game)))
+  path.write_text(json.dumps(game_data(game)), encoding='utf-8')
   return path

@@ -203,12 +203,12 @@ def save(path: str | os.PathLike[str], result: Result, iteration: int) -> None:
   """Writes a result as JSON, whole or not at all."""
   record = {'iteration': iteration, **dataclasses.asdict(result)}
   with whole_file.replacing(path) as partial:
-    partial.write_text(json.dumps(record, indent=1) + '\n')
+    partial.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
 
 
 def load(path: str | os.PathLike[str]) -> Result:
   """Reads what `save` wrote."""
-  record = json.loads(pathlib.Path(path).read_text())
+  record = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   record.pop('iteration')
   record['seeds'] = tuple(record['seeds'])
   record['overall'] = Rate(**record['overall'])
