@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
     hf.save_folder(
         _OUT.value, model.config, params, spec.policy.path, _DTYPE.value
     )
-  except loop.FAILURES as error:
+  except (*loop.FAILURES, ValueError) as error:  # As of a narrow --dtype.
     sys.exit(f'error: {error}')
   print(f'policy after {iteration} iterations: {_OUT.value}')
 
