@@ -166,7 +166,7 @@ def test_order_of_rows_and_no_rows(estimator):
         (lambda: ReinforcePlusPlus(visit_order='x'), 'PlusPlus.visit_order is'),
         (
             lambda: ReinforcePlusPlus(invalid_action_penalty=np.inf),
-            'ReinforcePlusPlus.invalid_action_penalty is inf',
+            'PlusPlus.invalid_action_penalty: got inf',
         ),
         (lambda: PassAtK(compared='best'), "PassAtK.compared is 'best', exp"),
         (lambda: PassAtK(visit_order=''), "PassAtK.visit_order is '', expect"),
