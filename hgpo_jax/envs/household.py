@@ -49,6 +49,10 @@ class Layout:
           'Layout needs most_per_type >= 1 and tidiness >= 1.0, got'
           f' {self.most_per_type} and {self.tidiness}'
       )
+    if not 0.0 <= self.stuck <= 1.0:
+      raise ValueError(
+          f'Layout.stuck is {self.stuck}; expected a share, 0 to 1'
+      )
     if not 0 <= self.objects[0] <= self.objects[1]:
       raise ValueError(
           f'Layout.objects is {self.objects}; expected 0 <= low <= high'
