@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> None:
   for number in _EXIT_CODES:
     signal.signal(number, _stop)
   entry.refuse_arguments(argv)
+  if not _DRY_RUN.value and not _RUN_DIR.value:
+    raise app.UsageError('--run_dir is required')
   spec, arithmetic = entry.load()
   print(arithmetic, flush=True)
   if _DRY_RUN.value:
     return
-  if not _RUN_DIR.value:
-    raise app.UsageError('--run_dir is required')
   from hgpo_jax.experiment import loop
   from hgpo_jax.experiment import run_folder
 

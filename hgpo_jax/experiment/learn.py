@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import jax
@@ -132,8 +133,13 @@ def _mean(seen: Sequence[types.Metrics]) -> types.Metrics:
 def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
   if all(t.aborted or not t.steps for t in trajectories):
     errors = sorted({t.error for t in trajectories if t.error})
+    ends = collections.Counter(t.end_reason for t in trajectories)
+    knob = 'the environment'
+    if ends[types.CONTEXT]:
+      knob = 'Collector.max_prompt_tokens, which prompts exceed,'
     raise NothingToLearnError(
         f'none of the {len(trajectories)} episodes of the iteration has a step'
         f' to train on; the environments said: {errors[:3] or "nothing"}.'
-        ' Correct the environment and run the same command again'
+        f' Episodes ended as {dict(ends)}.'
+        f' Correct {knob} and run the same command again'
     )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 
 from hgpo_jax import sharding
+from hgpo_jax.envs import base as envs
 from hgpo_jax.experiment import spec as spec_lib
 
 
@@ -17,13 +20,13 @@ def check(spec: spec_lib.Experiment) -> str:
     ValueError, FileNotFoundError, ImportError, KeyError: naming the knob.
   """
   spec.env.check()
-  train, heldout = spec.env.split(spec.split), spec.env.split(
-      spec.evaluation.split
-  )
+  spec.logging.check()
+  train = _split(spec.env, 'Experiment.split', spec.split)
+  heldout = _split(spec.env, 'Evaluation.split', spec.evaluation.split)
   _check_split(spec, len(train), len(heldout))
   model, tokenizer = spec.policy.check()
   spec.sampler.bind(model, tokenizer.stop_ids)
-  shape = spec.mesh.shape(jax.device_count())
+  shape = spec.mesh.shape(_devices())
   shares = shape[0] * shape[1]
   sharding.check_divides(spec.mesh.make_mesh(), model.axis_sizes())
   spec.minibatches.check(
@@ -31,6 +34,31 @@ def check(spec: spec_lib.Experiment) -> str:
   )
   _check_rows(spec, shares)
   return _describe(spec, len(train), len(heldout), shape)
+
+
+def _devices() -> int:
+  try:
+    return jax.device_count()
+  except (RuntimeError, AssertionError) as error:  # Of jax, which has none.
+    reason = str(error).split('\n')[0] or 'its platform cannot be used here'
+    raise ValueError(
+        f'jax has no devices ({reason}); JAX_PLATFORMS is'
+        f' {os.environ.get("JAX_PLATFORMS", "")!r}, expected a platform that'
+        " is installed here, such as 'cpu', or none"
+    ) from error
+
+
+def _split(env: envs.EnvSpec, knob: str, name: str) -> envs.Split:
+  try:
+    split = env.split(name)
+  except KeyError as error:
+    raise ValueError(f'{knob}: {error.args[0]}') from error
+  if not len(split):
+    raise ValueError(
+        f'{knob} is {name!r}, a split of 0 tasks; expected at least one: make'
+        ' the split larger, or name another'
+    )
+  return split
 
 
 def _check_split(spec: spec_lib.Experiment, train: int, heldout: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -68,6 +69,22 @@ class Logging:
   wandb_project: str = ''
   progress: tuple[str, ...] = ('rollout/success_rate', 'eval/success_rate')
 
+  def __post_init__(self) -> None:
+    for name in self.progress:
+      check_name(name)
+
+  def check(self) -> None:
+    """Raises ImportError if what `open` needs is not installed."""
+    try:
+      if self.wandb_project:
+        importlib.import_module('wandb')
+    except ImportError as error:
+      raise ImportError(
+          f'Logging.wandb_project={self.wandb_project!r} asks for Weights &'
+          ' Biases, but wandb is not installed; `pip install wandb`, or bind'
+          " Logging.wandb_project = ''."
+      ) from error
+
   def open(
       self,
       run_dir: str | os.PathLike[str],
@@ -80,8 +97,7 @@ class Logging:
     What an earlier, killed run wrote for that iteration and later ones is
     dropped, so that the file ends equal to that of an uninterrupted run.
     """
-    for name in self.progress:
-      check_name(name)
+    self.check()
     run_dir = pathlib.Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     sinks: list[metric_sinks.Sink] = []
