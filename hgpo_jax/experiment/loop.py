@@ -25,6 +25,7 @@ from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import train_state
 from hgpo_jax.models import base as models
 from hgpo_jax.rollout import metrics as rollout_metrics
+from hgpo_jax.rollout import sampler as sampler_lib
 
 # What an entry point tells in one line: the text says what to do. Any other
 # error is ours, and shows where it came from.
@@ -34,6 +35,7 @@ FAILURES = (
     checkpoint.CheckpointError,
     pool_lib.EnvStartError,
     learn_lib.NothingToLearnError,
+    sampler_lib.NotFiniteError,
 )
 
 
@@ -52,16 +54,21 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     logging.info('%s is finished', run_dir)
     return
   run_folder.check_writable(run_dir)
-  with runtime_lib.open_player(spec) as player:
+  with (
+      run_folder.claimed(run_dir),
+      runtime_lib.open_player(spec) as player,
+  ):
     learner = runtime_lib.make_learner(spec, player)
     checkpoints = checkpoint.Checkpoints(
         run_dir / 'checkpoints', keep=spec.keep_checkpoints
     )
     restored = checkpoints.restore(learner.state)
     state, first = learner.state, 0
+    counters = runtime_lib.counters(spec, learner)
     if restored is not None:
       state, first = restored.state, restored.iteration
       run_folder.check_length(spec, first)
+      runtime_lib.check_start(spec, restored, learner.rests_on)
       logging.info('going on with iteration %d', first)
     # Last, so that a start that fails does not bind the folder to its values.
     config.write(
@@ -81,7 +88,7 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
         metrics |= trained | _pool_metrics(events, player.pool.metrics)
         writer.write(iteration, metrics)
         if _save_due(spec, iteration + 1):
-          checkpoints.save(iteration + 1, state, {'seed': spec.seed})
+          checkpoints.save(iteration + 1, state, counters)
       events = player.pool.metrics
       metrics = _evaluate(
           spec, player, learner.policy(state), run_dir, spec.iterations

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import hashlib
+import json
 import os
 from typing import Any, Generic, TypeVar
 
@@ -220,6 +222,12 @@ def _digest(x: jax.Array) -> jax.Array:
       else jax.lax.bitcast_convert_type(x, uint)
   )
   return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+
+
+def digest(tree: Any) -> str:
+  """A short name of the values in `tree`; the same under every sharding."""
+  text = json.dumps(_describe({'tree': tree}), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _describe(items: Mapping[str, Any]) -> dict[str, list[Any]]:
