@@ -386,7 +386,9 @@ def test_a_later_round_goes_on_with_the_ids():
   spec = toy.ToySpec()
   pool, sampler = _LocalPool(spec, 4), _Scripted(lambda *unused: _say('wait'))
   collector = collector_lib.Collector(
-      history_length=2, max_prompt_tokens=2000, prompt=prompt_lib.AlfworldPrompt()
+      history_length=2,
+      max_prompt_tokens=2000,
+      prompt=prompt_lib.AlfworldPrompt(),
   ).bind(pool, _CharTokenizer(), sampler)
   first, later = (
       collector.collect(
