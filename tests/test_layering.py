@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGE = _ROOT / 'hgpo_jax'
 _MAX_LINES = 320
 
-_BASE = {'types', 'config', 'sharding'}
+_BASE = {'types', 'config', 'sharding', 'whole_file'}
 _ISLANDS = {'envs', 'models', 'advantages', 'losses', 'batch', 'io'}
 _MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner'}
 _TOP = {'experiment', 'credit', 'report', 'assets'}
@@ -26,7 +26,8 @@ _ALLOWED = {
     'field_types': set(),
     'gin_source': set(),
     'gin_checks': {'gin_source'},
-    'run_record': {'gin_source'},
+    'run_record': {'gin_source', 'whole_file'},
+    'whole_file': set(),
     'config': {
         'types',
         'field_types',

@@ -17,6 +17,7 @@ import statistics
 import numpy as np
 
 from hgpo_jax import types
+from hgpo_jax import whole_file
 from hgpo_jax.envs import base as envs
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.models import base as models
@@ -200,12 +201,9 @@ def _rate(wins: Sequence[float]) -> Rate:
 
 def save(path: str | os.PathLike[str], result: Result, iteration: int) -> None:
   """Writes a result as JSON, whole or not at all."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
   record = {'iteration': iteration, **dataclasses.asdict(result)}
-  partial.write_text(json.dumps(record, indent=1) + '\n')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    partial.write_text(json.dumps(record, indent=1) + '\n')
 
 
 def load(path: str | os.PathLike[str]) -> Result:
