@@ -179,7 +179,8 @@ class _Slot:
       # Even sys.exit() of one environment must not end the others.
       what = 'reset' if request.task else f'step {self._steps}'
       self.close()
-      text = f'{describe(error)} [{what} of task {task_id!r}]'
+      where = f'{what} of task {task_id!r} of {type(self._spec).__name__}'
+      text = f'{describe(error)} [{where}]'
       return Reply(
           request.id, request.slot, task_id, error=text, counts=counters.take()
       )

@@ -16,6 +16,7 @@ from hgpo_jax import types
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import learn as learn_lib
+from hgpo_jax.experiment import resample
 from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
@@ -117,13 +118,12 @@ def _iterate(
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
   start = time.monotonic()
-  trajectories = player.collector.collect(
+  played = resample.play(
+      spec,
+      player.collector,
       learner.policy(state),
       _tasks(spec, iteration),
-      spec.group_size,
-      seed=spec.seed,
-      iteration=iteration,
-      temperature=spec.temperature,
+      iteration,
   )
   collected = time.monotonic()
   player.pool.prefetch(_upcoming(spec, iteration + 1))
@@ -131,13 +131,14 @@ def _iterate(
   if every and iteration % every == 0:
     name = trajectories_io.file_name(iteration)
     trajectories_io.save(
-        run_dir / 'rollouts' / name, trajectories, player.tokenizer.decode
+        run_dir / 'rollouts' / name, played.every, player.tokenizer.decode
     )
   state, learned = learn_lib.learn(
-      spec, player, learner, state, trajectories, iteration
+      spec, player, learner, state, played.kept, iteration
   )
   metrics = {
-      **rollout_metrics.rollout_metrics(trajectories),
+      **rollout_metrics.rollout_metrics(played.every),
+      **played.metrics,
       **learned,
       # Depends on when the process started, as times do.
       'time/sampler_compilations': float(player.sampler.compilations),

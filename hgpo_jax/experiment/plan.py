@@ -67,6 +67,12 @@ def _check_split(spec: spec_lib.Experiment, train: int, heldout: int) -> None:
         f'Experiment.tasks_per_iteration is {spec.tasks_per_iteration}, but'
         f' the split {spec.split!r} has {train} tasks'
     )
+  if spec.resample_rounds and spec.tasks_per_iteration == train:
+    raise ValueError(
+        f'Experiment.resample_rounds is {spec.resample_rounds}, but an'
+        f' iteration plays all {train} tasks of the split {spec.split!r}; set'
+        ' it to 0, or Experiment.tasks_per_iteration to fewer'
+    )
   if spec.evaluation.games > heldout:
     raise ValueError(
         f'Evaluation.games is {spec.evaluation.games}, but the split'
@@ -92,6 +98,16 @@ def _check_rows(spec: spec_lib.Experiment, shares: int) -> None:
 def _games(spec: spec_lib.Experiment, games: int) -> str:
   draws = spec.evaluation.draws
   return f'{draws} draws of {games} games' if draws else f'{games} games'
+
+
+def _resampling(spec: spec_lib.Experiment) -> list[str]:
+  if not spec.resample_rounds:
+    return []
+  episodes = spec.episodes * (1 + spec.resample_rounds)
+  return [
+      f'resampling   at most {spec.resample_rounds} more rounds for groups that'
+      f' ended alike = at most {episodes} episodes'
+  ]
 
 
 def _trained(spec: spec_lib.Experiment) -> str:
@@ -120,6 +136,7 @@ def _describe(
       f'iteration    {spec.tasks_per_iteration} tasks x {spec.group_size}'
       f' members = {spec.episodes} episodes of at most'
       f' {spec.env.max_steps} steps = at most {steps} steps',
+      *_resampling(spec),
       f'tokens       at most {spec.collector.max_prompt_tokens} prompt +'
       f' {spec.sampler.max_new_tokens} response = {longest} a step',
       f'updates      {batches.minibatch_steps} steps each: at most'

@@ -217,6 +217,9 @@ class Experiment:
     split: split whose tasks are trained on.
     tasks_per_iteration: tasks (groups) of one iteration.
     group_size: episodes of each task, at least 2.
+    resample_rounds: rounds at most in which groups whose episodes all had the
+      same outcome give way to groups of further tasks (DAPO's dynamic
+      sampling); 0 for none.
     temperature: of sampling in training; the loss uses the same.
     iterations: iterations in all.
     seed: of task order, sampling and minibatch order.
@@ -241,6 +244,7 @@ class Experiment:
   split: str = 'train'
   tasks_per_iteration: int = 16
   group_size: int = 8
+  resample_rounds: int = 0
   temperature: float = 1.0
   iterations: int = config.may_change(150)
   seed: int = 0
@@ -264,11 +268,15 @@ class Experiment:
         raise ValueError(
             f'Experiment.{name} is {getattr(self, name)}; expected at least 1'
         )
-    if self.temperature <= 0 or self.save_rollouts_every < 0:
+    if self.temperature <= 0:
       raise ValueError(
-          'Experiment needs temperature > 0 and save_rollouts_every >= 0, got'
-          f' {self.temperature} and {self.save_rollouts_every}'
+          f'Experiment.temperature is {self.temperature}; expected more than 0'
       )
+    for name in ('save_rollouts_every', 'resample_rounds'):
+      if getattr(self, name) < 0:
+        raise ValueError(
+            f'Experiment.{name} is {getattr(self, name)}; expected at least 0'
+        )
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'Experiment.seed is {self.seed}; expected 0 to 2**32 - 1'

@@ -75,7 +75,7 @@ def test_reinforce_pp_without_spread(tokens):
 
 def test_reinforce_pp_needs_tokens():
   with pytest.raises(ValueError, match='response_tokens_N is None, expected'):
-    ReinforcePlusPlus()(rows.random_inputs(0))
+    ReinforcePlusPlus()(rows.simple_inputs([[1.0, 0.0]]))
   short = _with_tokens(rows.random_inputs(0), [1])
   with pytest.raises(ValueError, match='one entry a row, got'):
     ReinforcePlusPlus()(short)

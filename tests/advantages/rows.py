@@ -30,7 +30,11 @@ def random_inputs(
     columns['next_state_N'] += state[1:].tolist()
     columns['action_N'] += rng.integers(0, 5, length).tolist()
     columns['valid_N'] += (rng.random(length) < 0.8).tolist()
-  return make_inputs(columns, tuple(f'room {state}' for state in range(states)))
+  inputs = make_inputs(
+      columns, tuple(f'room {state}' for state in range(states))
+  )
+  tokens_N = rng.integers(1, 9, len(inputs.step_N)).astype(np.int32)
+  return dataclasses.replace(inputs, response_tokens_N=tokens_N)
 
 
 def make_inputs(
@@ -69,7 +73,7 @@ def take(
 ) -> types.AdvantageInputs:
   """The rows, in that order."""
   return dataclasses.replace(
-      inputs, **{name: getattr(inputs, name)[rows] for name in _COLUMNS}
+      inputs, **{name: getattr(inputs, name)[rows] for name in _names(inputs)}
   )
 
 
@@ -79,7 +83,7 @@ def join(
   """Both, as different groups and trajectories that share state ids."""
   columns = {
       name: np.concatenate([getattr(first, name), getattr(second, name)])
-      for name in _COLUMNS
+      for name in _names(first)
   }
   num = len(first.step_N)
   for name in ('group_N', 'trajectory_N'):
@@ -148,6 +152,13 @@ def normalise(
   return result
 
 
+def _names(inputs: types.AdvantageInputs) -> list[str]:
+  return [
+      name for name in (*_COLUMNS, _TOKENS) if getattr(inputs, name) is not None
+  ]
+
+
+_TOKENS = 'response_tokens_N'
 _COLUMNS = {
     'reward_N': np.float32,
     'outcome_N': np.float32,

@@ -87,6 +87,9 @@ def test_only_the_slot_that_misbehaves_fails(envs, fault):
   assert words in failure.message
   where = f'step {step}' if step else 'reset'
   assert f'{where} of task {task.task_id!r}' in failure.message
+  of_env = f'of task {task.task_id!r} of ToySpec]'
+  # What is raised in the env names it; a worker that hangs or dies cannot.
+  assert (of_env in failure.message) == (not restarts)
   with pytest.raises(ValueError, match='slot 1 has no episode: reset it'):
     envs.step({1: 'look'})
   # The others go on as if nothing had happened, and so does a new episode.
