@@ -11,6 +11,7 @@ import functools
 import random
 
 from hgpo_jax import config
+from hgpo_jax.envs import alfworld_package
 from hgpo_jax.envs import household_rooms as rooms
 from hgpo_jax.envs import textworld_game
 
@@ -293,8 +294,7 @@ def _named(
 
 
 def _instruction(goal: Goal, rng: random.Random) -> str:
-  from alfworld.gen import goal_library
-
+  goal_library = alfworld_package.load('alfworld.gen.goal_library')
   template = rng.choice(goal_library.gdict[goal.kind]['templates'])
   return template.format(
       obj=goal.object.lower(),
