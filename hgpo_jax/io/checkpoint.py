@@ -233,7 +233,8 @@ def digest(tree: Any) -> str:
 def _describe(items: Mapping[str, Any]) -> dict[str, list[Any]]:
   """For each array: type, shape, digest."""
   flat = jax.tree_util.tree_flatten_with_path(dict(items))[0]
-  digests = jax.device_get([_digest(leaf) for _, leaf in flat])
+  # One after the other: many collectives at once starve virtual devices.
+  digests = [jax.device_get(_digest(leaf)) for _, leaf in flat]
   return {
       jax.tree_util.keystr(path): [str(x.dtype), list(x.shape), int(digest)]
       for (path, x), digest in zip(flat, digests)
