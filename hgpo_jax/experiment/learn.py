@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -14,6 +16,7 @@ from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import text_vectors
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 
@@ -37,6 +40,14 @@ def learn(
   """
   _refuse_all_aborted(trajectories)
   inputs, steps = advantage_inputs.build(trajectories)
+  inputs = dataclasses.replace(
+      inputs,
+      embed_texts=functools.partial(
+          text_vectors.embed,
+          player.model.embeddings(learner.policy(state)),
+          player.tokenizer.encode,
+      ),
+  )
   advantage_N, advantage_metrics = spec.estimator(inputs)
   trained_N = spec.minibatches.trained(advantage_N)
   state, update_metrics = _update(
