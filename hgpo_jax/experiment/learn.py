@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
+import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -15,6 +17,7 @@ from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import text_vectors
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 
@@ -38,6 +41,14 @@ def learn(
   """
   _refuse_all_aborted(trajectories)
   inputs, steps = advantage_inputs.build(trajectories)
+  inputs = dataclasses.replace(
+      inputs,
+      embed_texts=functools.partial(
+          text_vectors.embed,
+          player.model.embeddings(learner.policy(state)),
+          player.tokenizer.encode,
+      ),
+  )
   advantage_N, advantage_metrics = spec.estimator(inputs)
   trained_N = spec.minibatches.trained(advantage_N)
   state, update_metrics = _update(

@@ -219,7 +219,7 @@ class Experiment:
     group_size: episodes of each task, at least 2.
     resample_rounds: rounds at most in which groups whose episodes all had the
       same outcome give way to groups of further tasks (DAPO's dynamic
-      sampling); 0 for none.
+      sampling); 0 for none. CovGPO learns from the groups that this removes.
     temperature: of sampling in training; the loss uses the same.
     iterations: iterations in all.
     seed: of task order, sampling and minibatch order.

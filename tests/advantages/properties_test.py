@@ -44,6 +44,7 @@ GROUPWISE = (
     ProGPO(combine='add', mode='mean_norm', prefix='states', depth_penalty=0.5),
     ProGPO(classes='hash', similarity_threshold=0.6, reliability_gate=True),
     ProGPO(classes='difflib', similarity_threshold=0.8, history_length=0),
+    ProGPO(classes='embed', similarity_threshold=0.5),
 )
 # Like those, but with advantages where all rewards are the same.
 EXPLORING = (

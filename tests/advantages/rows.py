@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
+import zlib
 
 import numpy as np
 
@@ -34,7 +36,9 @@ def random_inputs(
       columns, tuple(f'room {state}' for state in range(states))
   )
   tokens_N = rng.integers(1, 9, len(inputs.step_N)).astype(np.int32)
-  return dataclasses.replace(inputs, response_tokens_N=tokens_N)
+  return dataclasses.replace(
+      inputs, response_tokens_N=tokens_N, embed_texts=_embed
+  )
 
 
 def make_inputs(
@@ -150,6 +154,13 @@ def normalise(
       scale = part.std(ddof=ddof) + 1e-6 if std else 1.0
       result[rows] = (part - part.mean()) / scale
   return result
+
+
+def _embed(texts: Sequence[str]) -> np.ndarray:
+  """A random vector for each text, always the same."""
+  seeds = [zlib.crc32(text.encode()) for text in texts]
+  drawn = [np.random.default_rng(seed).normal(size=2) for seed in seeds]
+  return np.array(drawn).reshape(-1, 2)
 
 
 def _names(inputs: types.AdvantageInputs) -> list[str]:
