@@ -75,15 +75,12 @@ class Logging:
 
   def check(self) -> None:
     """Raises ImportError if what `open` needs is not installed."""
-    try:
-      if self.wandb_project:
-        importlib.import_module('wandb')
-    except ImportError as error:
+    if self.wandb_project and not _has_wandb():
       raise ImportError(
           f'Logging.wandb_project={self.wandb_project!r} asks for Weights &'
           ' Biases, but wandb is not installed; `pip install wandb`, or bind'
           " Logging.wandb_project = ''."
-      ) from error
+      )
 
   def open(
       self,
@@ -170,6 +167,14 @@ def read(run_dir: str | os.PathLike[str]) -> list[dict[str, float | None]]:
   """The lines of a run's `metrics.jsonl`; each holds its 'iteration'."""
   with open(pathlib.Path(run_dir) / JSONL, encoding='utf-8') as lines:
     return [json.loads(line) for line in lines]
+
+
+def _has_wandb() -> bool:
+  try:
+    # A folder of that name, such as wandb leaves behind, can be imported too.
+    return hasattr(importlib.import_module('wandb'), 'init')
+  except ImportError:
+    return False
 
 
 def _value(name: str, value: float) -> float | None:
