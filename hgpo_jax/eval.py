@@ -18,6 +18,7 @@ from absl import flags
 from hgpo_jax import entry
 from hgpo_jax import whole_file
 
+flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Run whose policy to evaluate.')
 _OUT = flags.DEFINE_string(
     'out', None, 'JSON file to write the result to; the table goes beside it.'

@@ -15,6 +15,7 @@ from absl import flags
 
 from hgpo_jax import entry
 
+flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
 _DTYPE = flags.DEFINE_enum(

@@ -127,6 +127,30 @@ def test_binding_of_what_is_never_constructed():
   assert 'Constructed were: Toy, Walk.' in text
 
 
+def test_what_was_bound_of_a_replaced_part_goes_with_it():
+  found = load(
+      'Toy.alpha = 2.0',
+      'Walk.second = @Toy()',
+      'Walk.second = None',
+      'Walk.estimator = @Other()',
+      'Other.alpha = 3.0',
+  )
+  assert found.estimator == Other(3.0) and found.second is None
+  assert 'Toy' not in gin.config_str()
+
+
+def test_a_replaced_part_that_is_still_used_keeps_its_bindings():
+  found = load(
+      'Toy.alpha = 2.0', 'Walk.second = @Toy()', 'Walk.estimator = @Other()'
+  )
+  assert found.second.alpha == 2.0
+
+
+def test_bindings_after_the_replacement_are_refused():
+  text = refused('Walk.estimator = @Other()', 'Toy.alpha = 2.0')
+  assert 'Toy is never constructed' in text
+
+
 def test_binding_in_a_scope_that_is_never_entered():
   text = refused('eval/Toy.alpha = 2.0')
   assert 'eval/Toy.alpha = 2.0' in text

@@ -24,7 +24,8 @@ _ENTRIES = {'entry', 'train', 'eval', 'export'}
 _ALLOWED = {
     'types': set(),
     'field_types': set(),
-    'gin_source': set(),
+    'gin_parts': {'gin_source'},
+    'gin_source': {'gin_parts'},
     'gin_checks': {'gin_source'},
     'run_record': {'gin_source', 'whole_file'},
     'whole_file': set(),

@@ -12,12 +12,14 @@ import numpy as np
 
 from hgpo_jax import sharding
 from hgpo_jax import types
+from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import advantage_inputs
 from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.experiment import text_vectors
+from hgpo_jax.io import metrics as metrics_io
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 
@@ -38,6 +40,7 @@ def learn(
 
   Raises:
     NothingToLearnError: no episode has a step to train on.
+    EstimatorError: the estimator returned no advantages.
   """
   _refuse_all_aborted(trajectories)
   inputs, steps = advantage_inputs.build(trajectories)
@@ -49,7 +52,7 @@ def learn(
           player.tokenizer.encode,
       ),
   )
-  advantage_N, advantage_metrics = spec.estimator(inputs)
+  advantage_N, advantage_metrics = _estimate(spec.estimator, inputs)
   trained_N = spec.minibatches.trained(advantage_N)
   state, update_metrics = _update(
       spec,
@@ -66,6 +69,19 @@ def learn(
       **update_metrics,
       'batch/trained_steps': float(len(trained_N)),
   }
+
+
+def _estimate(
+    estimator: advantages.Estimator, inputs: types.AdvantageInputs
+) -> tuple[np.ndarray, types.Metrics]:
+  advantage_N, metrics = advantages.estimate(estimator, inputs)
+  try:
+    for name in metrics:
+      metrics_io.check_name(name)
+  except ValueError as error:
+    name = type(estimator).__name__
+    raise advantages.EstimatorError(f'{name}: {error}') from error
+  return advantage_N, metrics
 
 
 def _update(

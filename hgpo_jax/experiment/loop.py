@@ -13,6 +13,7 @@ import jax
 
 from hgpo_jax import config
 from hgpo_jax import types
+from hgpo_jax.advantages import base as advantages
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import learn as learn_lib
@@ -36,6 +37,7 @@ FAILURES = (
     checkpoint.CheckpointError,
     pool_lib.EnvStartError,
     learn_lib.NothingToLearnError,
+    advantages.EstimatorError,
     sampler_lib.NotFiniteError,
 )
 

@@ -131,6 +131,8 @@ def _describe(
   longest = spec.collector.max_prompt_tokens + spec.sampler.max_new_tokens
   per_row = 'one step' if batches.packing == 'none' else 'whole steps'
   lines = [
+      f'policy       {spec.policy.folder}, trained: {_trained(spec)}',
+      f'estimator    {spec.estimator}',
       f'tasks        {train} in {spec.split!r}, {heldout} in'
       f' {spec.evaluation.split!r}',
       f'iteration    {spec.tasks_per_iteration} tasks x {spec.group_size}'
@@ -139,14 +141,17 @@ def _describe(
       *_resampling(spec),
       f'tokens       at most {spec.collector.max_prompt_tokens} prompt +'
       f' {spec.sampler.max_new_tokens} response = {longest} a step',
+      f'sampling     at temperature {spec.temperature:g}',
       f'updates      {batches.minibatch_steps} steps each: at most'
       f' {batches.count(steps)} x {batches.epochs} epochs ='
       f' {batches.count(steps) * batches.epochs} an iteration, in passes of'
       f' {rows} rows, {per_row} each',
-      f'trained      {_trained(spec)}',
+      f'learning     rate {spec.optimizer.learning_rate:g},'
+      f' {spec.optimizer.schedule}',
       f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
       f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
-      f' temperature {spec.evaluation.temperature}',
-      f'run          {spec.iterations} iterations, seed {spec.seed}',
+      f' temperature {spec.evaluation.temperature:g}',
+      f'run          {spec.iterations} iterations, seed {spec.seed}, a checkpoint'
+      f' every {spec.save_every}',
   ]
   return '\n'.join(lines)
