@@ -27,6 +27,7 @@ from hgpo_jax.envs import ray_host
 from hgpo_jax.envs import worker
 
 _CLOSE_SECONDS = 5.0
+_LONGEST_SECONDS = 1e6  # Ray counts in milliseconds that have to fit an int.
 # Counted once more by the books of this pool, which see lost actors too.
 _OWN_COUNTS = ('pool/timeouts', 'pool/env_errors')
 
@@ -200,7 +201,7 @@ class RayPool:
 
   def _ready(self, node: _Node) -> str:
     """Waits until an actor is ready; why it is not, '' if it is."""
-    seconds = self._limits['start_timeout_s']
+    seconds = min(self._limits['start_timeout_s'], _LONGEST_SECONDS)
     try:
       _, node.metrics, node.pids = self._ray.get(node.opening, timeout=seconds)
     except self._ray.exceptions.GetTimeoutError:
@@ -256,7 +257,8 @@ class RayPool:
     """Longer than it takes a pool that keeps its own deadlines."""
     most = max(len(node.slots) for node in self._nodes)
     limit = self._limits[f'{name}_timeout_s']
-    return 2 * (most * limit + self._limits['start_timeout_s'])
+    seconds = 2 * (most * limit + self._limits['start_timeout_s'])
+    return min(seconds, _LONGEST_SECONDS)
 
   def _gather(self, node: _Node, ref: Any) -> None:
     try:

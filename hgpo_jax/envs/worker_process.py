@@ -23,6 +23,7 @@ from hgpo_jax.envs import base
 from hgpo_jax.envs import worker
 
 _KILL_SECONDS = 5.0
+_LONGEST_BLOCK_SECONDS = 1e6
 _MAX_MESSAGE_BYTES = 64 * 2**20
 _READ_BYTES = 2**18
 # What `Connection.send` writes before a message: its length.
@@ -191,7 +192,8 @@ def wait(busy: Sequence[WorkerProcess], seconds: float) -> list[WorkerProcess]:
   `multiprocessing.connection.wait` does the same at ten times the cost, which
   a step of a fast environment would notice.
   """
-  seconds = max(0.0, seconds)
+  # The poller takes no more than 24 days at a time.
+  seconds = min(max(0.0, seconds), 3600.0)
   awaited = max(len(process.pending) for process in busy)
   if awaited > 1:
     time.sleep(min(seconds, awaited * _STEP_SECONDS))
@@ -205,6 +207,8 @@ def wait(busy: Sequence[WorkerProcess], seconds: float) -> list[WorkerProcess]:
 
 def _limit_blocking(conn: connection.Connection, seconds: float) -> None:
   """Lets a blocked write fail: a stopped peer must not stop us."""
+  # The kernel takes no longer time, and 0 for none at all.
+  seconds = min(max(seconds, 1e-3), _LONGEST_BLOCK_SECONDS)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
   with socket.socket(fileno=os.dup(conn.fileno())) as peer:
     peer.settimeout(None)
