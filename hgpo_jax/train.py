@@ -10,12 +10,15 @@ import os
 import pathlib
 import signal
 import sys
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from absl import app
 from absl import flags
 
 from hgpo_jax import entry
+
+if TYPE_CHECKING:  # It imports jax, which --help does not need.
+  from hgpo_jax.experiment import spec as spec_lib
 
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
 _DRY_RUN = flags.DEFINE_bool(
@@ -40,12 +43,27 @@ def _stop(signum: int, frame: Any) -> None:
   os._exit(_EXIT_CODES[signum])
 
 
+def _memory(spec: spec_lib.Experiment) -> str:
+  """The line on the devices' memory; ends the process if it cannot be enough.
+
+  A dry run only says so: it may run elsewhere than the training.
+  """
+  from hgpo_jax.experiment import footprint
+
+  try:
+    return footprint.check(spec)
+  except ValueError as error:
+    if _DRY_RUN.value:
+      return f'memory       {error}'
+    sys.exit(f'error: {error}')
+
+
 def main(argv: Sequence[str]) -> None:
   for number in _EXIT_CODES:
     signal.signal(number, _stop)
   entry.refuse_arguments(argv)
   spec, arithmetic = entry.load()
-  print(arithmetic, flush=True)
+  print(f'{arithmetic}\n{_memory(spec)}', flush=True)
   if _DRY_RUN.value:
     return
   if not _RUN_DIR.value:
