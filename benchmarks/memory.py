@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import functools
 import json
 import os
 import subprocess
@@ -78,7 +79,9 @@ def state_shapes(
   mirrors = lambda x: jax.tree.structure(x) == treedef
   whole = jax.sharding.NamedSharding(mesh, sharding.spec(()))
   return jax.tree.map(
-      lambda x: jax.tree.map(_placed, x, where) if mirrors(x) else _placed(x, whole),
+      lambda x: jax.tree.map(_placed, x, where)
+      if mirrors(x)
+      else _placed(x, whole),
       jax.eval_shape(init, placed),
       is_leaf=mirrors,
   )
@@ -110,6 +113,32 @@ def batch_shapes(
   return types.PolicyBatch(rollout, per_token, per_token, per_token)
 
 
+def gradient_alone_bytes(work: workload.Workload) -> int:
+  """Temporary bytes of loss and gradient on one device, nothing added up.
+
+  The gradient is what comes out, so it is no temporary.
+  """
+  mesh = sharding.Mesh(1, 1, 1).make_mesh(jax.devices()[:1])
+  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  params = state_shapes(model, mesh).params
+  batch, loss = batch_shapes(work, mesh), ppo.PPOLoss()
+  counted = jax.eval_shape(
+      loss.denominators,
+      batch.rollout.action_mask_BR,
+      batch.rollout.row_weight_B,
+  )
+  share = functools.partial(
+      update_lib.micro_batch_loss,
+      *(model, loss, 1.0),
+      chunk_tokens=work.logits_tokens,
+  )
+  step = jax.jit(jax.value_and_grad(share, has_aux=True))
+  compiled = step.lower(params, batch, counted).compile(
+      compiler_options=_QUICKLY
+  )
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
 def compiled_bytes(work: workload.Workload) -> dict[str, float]:
   """Bytes of a device: arguments and temporaries of both programs."""
   shape = work.mesh
@@ -120,7 +149,9 @@ def compiled_bytes(work: workload.Workload) -> dict[str, float]:
   state, batch = state_shapes(model, mesh), batch_shapes(work, mesh)
   loss = ppo.PPOLoss()
   counted = jax.eval_shape(
-      loss.denominators, batch.rollout.action_mask_BR, batch.rollout.row_weight_B
+      loss.denominators,
+      batch.rollout.action_mask_BR,
+      batch.rollout.row_weight_B,
   )
   update = update_lib.Update(
       model,
@@ -159,7 +190,9 @@ def planned_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
-def work_of(name: str, mesh: Sequence[int], layers: int = 0) -> workload.Workload:
+def work_of(
+    name: str, mesh: Sequence[int], layers: int = 0
+) -> workload.Workload:
   """What is measured of a model: the published shape, or fewer layers."""
   model = configs.CONFIGS[name]
   if layers:
@@ -178,7 +211,10 @@ def work_of(name: str, mesh: Sequence[int], layers: int = 0) -> workload.Workloa
 def measure(name: str, mesh: Sequence[int], layers: int) -> dict[str, Any]:
   """One row of the table; needs as many devices as the mesh has."""
   work, start = work_of(name, mesh, layers), time.process_time()
-  return {
+  alone = {}
+  if mesh == (1, 1, 1):
+    alone['gradient_alone'] = gradient_alone_bytes(work)
+  return alone | {
       'compiled': compiled_bytes(work),
       'planned': planned_bytes(work),
       'cpu_s': time.process_time() - start,
@@ -195,7 +231,11 @@ def _child(name: str, mesh: Sequence[int]) -> dict[str, Any]:
   command += [f'--mesh={",".join(map(str, mesh))}']
   command += [f'--layers={flags.FLAGS.layers}']
   done = subprocess.run(
-      command, env=env, check=True, stdout=subprocess.PIPE, text=True,
+      command,
+      env=env,
+      check=True,
+      stdout=subprocess.PIPE,
+      text=True,
       stderr=None if flags.FLAGS.verbose else subprocess.DEVNULL,
   )
   return json.loads(done.stdout.splitlines()[-1])
@@ -230,10 +270,12 @@ def main(argv: Sequence[str]) -> None:
       continue
     row = _child(name, mesh)
     print(_line(name, mesh, row), flush=True)
-    if name == '0.5b':
-      for side in ('compiled', 'planned'):
-        size = row[side]['gradient temporary'] / 1e9
-        print(f'       32 x 320, all scored: {size:.2f} GB temporary, {side}')
+    if 'gradient_alone' in row:
+      work = work_of(name, mesh)
+      print(
+          f'       loss and gradient alone, {work.rows} x {work.length}, all'
+          f' scored: {row["gradient_alone"] / 1e9:.2f} GB temporary'
+      )
 
 
 def _define_flags() -> None:

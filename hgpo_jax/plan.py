@@ -81,7 +81,7 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
     return _configured(slice_)
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
-  mesh = sharding.Mesh(**_axes(_MESH.value)).shape(slice_.chips)
+  mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
   shares = mesh[0] * mesh[1]
   return workload.Workload(
       model=_model(_MODEL.value),
@@ -111,10 +111,8 @@ def _configured(slice_: devices.Slice) -> workload.Workload:
   bindings = list(flags.FLAGS.gin_bindings)
   if _MODEL.value:  # Stands for the run's own folder, which need not be there.
     bindings.append(f'PolicySource.folder = {_MODEL.value!r}')
-  spec = config.load(
-      flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment
-  )
-  mesh = sharding.Mesh(**_axes(_MESH.value)) if _MESH.value else spec.mesh
+  spec = config.load(flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment)
+  mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
   model = _model(_MODEL.value or str(spec.policy.path))
   return footprint.largest(spec, model, mesh.shape(slice_.chips))
 
@@ -133,7 +131,7 @@ def _model(name: str) -> base.ModelConfig:
   return hf.read_config(name)
 
 
-def _axes(text: str) -> dict[str, int]:
+def axes(text: str) -> dict[str, int]:
   """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or the rest."""
   found = {}
   for part in filter(None, text.split(',')):

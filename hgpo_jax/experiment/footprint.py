@@ -88,7 +88,9 @@ def check(
   mesh, platform = spec.mesh.shape(len(devices)), devices[0].platform
   most = largest(spec, model, mesh)
   phase, need = memory.largest(memory.need(most, platform))
-  line = f'memory       at most {need.total / _GB:.2f} GB a device, in {phase!r}'
+  line = (
+      f'memory       at most {need.total / _GB:.2f} GB a device, in {phase!r}'
+  )
   limit = devices_lib.memory_present(devices)
   if limit is None:
     return f'{line}; how much {devices[0].device_kind!r} has is not known'

@@ -51,13 +51,14 @@ DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
         Device('v4', 275, 32, 1200, 600, f'{_TPU}v4', 2, ('tpu v4',)),
-        Device(
-            'v5e', 197, 16, 819, 400, f'{_TPU}v5e', 1, ('v5 lite', 'v5e')
-        ),
+        Device('v5e', 197, 16, 819, 400, f'{_TPU}v5e', 1, ('v5 lite', 'v5e')),
         Device('v5p', 459, 95, 2765, 1200, f'{_TPU}v5p', 2, ('tpu v5',)),
         Device('v6e', 918, 32, 1638, 800, f'{_TPU}v6e', 1, ('v6 lite', 'v6e')),
+        Device(
+            *('a100-40gb', 312, 40, 1555, 600, _A100),
+            kinds=('a100-sxm4-40gb', 'a100-pcie-40gb'),
+        ),
         Device('a100', 312, 80, 2039, 600, _A100, 1, ('a100',)),
-        Device('a100-40gb', 312, 40, 1555, 600, _A100),
         Device('h100', 989, 80, 3350, 900, _H100, 1, ('h100',)),
         Device('h200', 989, 141, 4800, 900, _H200, 1, ('h200',)),
     )

@@ -191,11 +191,15 @@ def gradient(work: workload.Workload) -> dict[str, float]:
   found = {'kept activations': arrays.stack + kept, **fullest}
   if full:
     found['new gradient'] = arrays.layer_gradients
-  if tied and arrays.split and work.mesh[2] > 1:
-    # Rows of the embedding are looked up in a table gathered over `tensor`,
-    # and their gradient is scattered into another.
+  if tied and arrays.split and work.mesh[2] == 2:
+    # Rows of the embedding are looked up in a table gathered over `tensor`
+    # (beyond 2 the compiler looks them up where they are), and their gradient
+    # is scattered into another; with `data` shares the sum of the head's
+    # gradient over them takes its place.
     table = work.model.vocab_size * work.model.hidden_size * _FLOAT32
-    found['embedding tables'] = 2 * table / work.mesh[1]
+    table /= work.mesh[1]
+    other = table if work.mesh[0] == 1 else arrays.head
+    found['embedding tables'] = table + other
   return {name: size for name, size in found.items() if size}
 
 

@@ -16,22 +16,24 @@ _GB = 1e9
 def text(
     work: workload.Workload,
     slice_: devices.Slice,
-    efficiency: roofline.Efficiency = roofline.Efficiency(),
+    efficiency: roofline.Efficiency = roofline.ASSUMED,
 ) -> str:
   """The whole plan: memory by part and phase, seconds, what to turn."""
   device = slice_.device
   platform = 'gpu' if device.name[0] in 'ah' else 'tpu'
   limit = device.memory_bytes
   needs = memory.need(work, platform)
-  return '\n'.join([
-      *_what(work, slice_),
-      '',
-      *table(needs),
-      '',
-      *_verdict(work, needs, limit, platform),
-      '',
-      *_times(roofline.seconds(work, device, efficiency), efficiency),
-  ])
+  return '\n'.join(
+      [
+          *_what(work, slice_),
+          '',
+          *table(needs),
+          '',
+          *_verdict(work, needs, limit, platform),
+          '',
+          *_times(roofline.seconds(work, device, efficiency), efficiency),
+      ]
+  )
 
 
 def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:

@@ -42,6 +42,9 @@ class Efficiency:
         )
 
 
+ASSUMED = Efficiency()
+
+
 @dataclasses.dataclass(frozen=True)
 class Seconds:
   """Seconds of each phase of one iteration.
@@ -76,7 +79,7 @@ class Seconds:
 def seconds(
     work: workload.Workload,
     device: devices.Device,
-    efficiency: Efficiency = Efficiency(),
+    efficiency: Efficiency = ASSUMED,
 ) -> Seconds:
   """Seconds of the phases on this many of these devices, one mesh of them."""
   rate = _Rate(work, device, efficiency)
@@ -185,8 +188,8 @@ def _score(work: workload.Workload, rate: _Rate) -> float:
   flops += head_flops(work, rows * work.response)
   once = rate.whole(flops, _score_bytes(work, rows, work.length))
   links = rate.gather(_layer_bytes(work)) * _passes(work)
-  links += 2 * work.model.num_layers * rate.reduce(
-      rows * work.length / work.shares
+  links += (
+      2 * work.model.num_layers * rate.reduce(rows * work.length / work.shares)
   )
   return max(once, links) * (2 if work.reference else 1)
 
@@ -204,8 +207,10 @@ def _update(work: workload.Workload, rate: _Rate) -> float:
   flops += 4 * head_flops(work, rows * work.response)
   moved = (3 + again) * _score_bytes(work, rows, work.length)
   links = passes * rate.gather(_layer_bytes(work)) * _passes(work)
-  links += (4 + 2 * again) * work.model.num_layers * rate.reduce(
-      rows * work.length / work.shares
+  links += (
+      (4 + 2 * again)
+      * work.model.num_layers
+      * rate.reduce(rows * work.length / work.shares)
   )
   # Parameters, moments and gradients: read once and written once.
   state = work.trained().share * 4 * 8 / rate.bytes

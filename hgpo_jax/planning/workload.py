@@ -91,8 +91,10 @@ class Workload:
     """Numbers of the policy's own weights."""
     specs = qwen2_params.specs(self.model)
     return self._count(
-        {name: [(s.shape, s.axes) for s in jax.tree.leaves(part)]
-         for name, part in specs.items()}
+        {
+            name: [(s.shape, s.axes) for s in jax.tree.leaves(part)]
+            for name, part in specs.items()
+        }
     )
 
   def trained(self) -> Parameters:
