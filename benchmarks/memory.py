@@ -29,6 +29,7 @@ from absl import app
 from absl import flags
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from hgpo_jax import sharding
 from hgpo_jax import types
@@ -40,6 +41,7 @@ from hgpo_jax.models import configs
 from hgpo_jax.models import qwen2
 from hgpo_jax.planning import memory
 from hgpo_jax.planning import workload
+from hgpo_jax.rollout import decode
 
 # Model, and the sizes of data, fsdp and tensor.
 CASES = (
@@ -56,6 +58,13 @@ CASES = (
             (2, 16, 2),
         )
     ),
+)
+# The sampler's programs write layers out, so a few stand for all.
+SAMPLED = (
+    ('1.5b', (1, 8, 1), 2),
+    ('1.5b', (1, 8, 1), 4),
+    ('1.5b', (1, 4, 2), 2),
+    ('1.5b', (8, 1, 1), 2),
 )
 # Machine code is made without optimizations, which buffers do not depend on.
 _QUICKLY = {
@@ -177,6 +186,38 @@ def compiled_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
+def rollout_bytes(work: workload.Workload) -> dict[str, float]:
+  """Bytes of a device: what the sampler's program holds, and by the plan."""
+  data, fsdp, tensor = work.mesh
+  mesh = sharding.Mesh(data, fsdp, tensor).make_mesh()
+  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  params = state_shapes(model, mesh).params
+  rows, of = work.sampler_rows, jax.ShapeDtypeStruct
+  batch = (
+      of((rows, work.prompt), jnp.int32),
+      of((rows,), jnp.int32),
+      of((rows, 5), jnp.uint32),
+      of((rows,), jnp.float32),
+  )
+  stop_ids = np.asarray([0], np.int32)
+  sample = lambda params, *batch: decode.sample(
+      *(model, params, *batch, stop_ids, work.new_tokens)
+  )
+  with jax.set_mesh(mesh):
+    prepare = jax.jit(model.decode_params).lower(params)
+    where = prepare.compile(compiler_options=_QUICKLY).output_shardings
+    shapes = jax.eval_shape(model.decode_params, params)
+    placed = jax.tree.map(_placed, shapes, where)
+    lowered = jax.jit(sample).lower(placed, *batch)
+    used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+  parts = memory.need(work, 'cpu')['rollout'].parts
+  state = ('weights', 'moments', 'reference')
+  return {
+      'compiled': used.argument_size_in_bytes + used.temp_size_in_bytes,
+      'planned': sum(s for part, s in parts.items() if part not in state),
+  }
+
+
 def planned_bytes(work: workload.Workload) -> dict[str, float]:
   """The same by the plan."""
   needs = memory.need(work, 'cpu')
@@ -208,6 +249,17 @@ def work_of(
   )
 
 
+def measure_rollout(
+    name: str, mesh: Sequence[int], layers: int
+) -> dict[str, Any]:
+  """One row of the second table: two rows of 1024 + 128 tokens a share."""
+  work = work_of(name, mesh, layers)
+  work = dataclasses.replace(
+      work, prompt=1024, new_tokens=128, sampler_rows=2 * work.shares
+  )
+  return rollout_bytes(work)
+
+
 def measure(name: str, mesh: Sequence[int], layers: int) -> dict[str, Any]:
   """One row of the table; needs as many devices as the mesh has."""
   work, start = work_of(name, mesh, layers), time.process_time()
@@ -221,7 +273,10 @@ def measure(name: str, mesh: Sequence[int], layers: int) -> dict[str, Any]:
   }
 
 
-def _child(name: str, mesh: Sequence[int]) -> dict[str, Any]:
+def _child(
+    name: str, mesh: Sequence[int], layers: int, rollout: bool = False
+) -> dict[str, Any]:
+  """A row that is measured with as many devices as the mesh has."""
   count = mesh[0] * mesh[1] * mesh[2]
   env = os.environ | {
       'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}',
@@ -229,7 +284,7 @@ def _child(name: str, mesh: Sequence[int]) -> dict[str, Any]:
   }
   command = [sys.executable, '-m', 'benchmarks.memory', f'--model={name}']
   command += [f'--mesh={",".join(map(str, mesh))}']
-  command += [f'--layers={flags.FLAGS.layers}']
+  command += [f'--layers={layers}', f'--rollout={rollout}']
   done = subprocess.run(
       command,
       env=env,
@@ -262,13 +317,14 @@ def main(argv: Sequence[str]) -> None:
   del argv
   if flags.FLAGS.mesh:
     mesh = tuple(map(int, flags.FLAGS.mesh.split(',')))
-    print(json.dumps(measure(flags.FLAGS.model, mesh, flags.FLAGS.layers)))
+    row = measure_rollout if flags.FLAGS.rollout else measure
+    print(json.dumps(row(flags.FLAGS.model, mesh, flags.FLAGS.layers)))
     return
   print(_HEAD, flush=True)
   for name, mesh in CASES:
     if flags.FLAGS.model and name != flags.FLAGS.model:
       continue
-    row = _child(name, mesh)
+    row = _child(name, mesh, flags.FLAGS.layers)
     print(_line(name, mesh, row), flush=True)
     if 'gradient_alone' in row:
       work = work_of(name, mesh)
@@ -276,12 +332,25 @@ def main(argv: Sequence[str]) -> None:
           f'       loss and gradient alone, {work.rows} x {work.length}, all'
           f' scored: {row["gradient_alone"] / 1e9:.2f} GB temporary'
       )
+  print('\nmodel  layers  data,fsdp,tensor  rollout GB    plan  ratio')
+  for name, mesh, layers in SAMPLED:
+    if flags.FLAGS.model and name != flags.FLAGS.model:
+      continue
+    row = _child(name, mesh, layers, rollout=True)
+    compiled, planned = row['compiled'], row['planned']
+    shape = ','.join(map(str, mesh))
+    print(
+        f'{name:6}{layers:7}{shape:>18}{compiled / 1e9:12.2f}'
+        f'{planned / 1e9:8.2f}{planned / compiled:7.2f}',
+        flush=True,
+    )
 
 
 def _define_flags() -> None:
   flags.DEFINE_string('model', '', 'Only this model.')
   flags.DEFINE_string('mesh', '', 'Only this mesh, in this process, as JSON.')
   flags.DEFINE_integer('layers', 0, 'Compile so many layers; 0 for all.')
+  flags.DEFINE_bool('rollout', False, 'With --mesh: the sampler instead.')
   flags.DEFINE_bool('verbose', False, 'Show what the compiler says.')
 
 
