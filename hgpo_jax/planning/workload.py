@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import math
 
 import jax
@@ -15,6 +16,8 @@ from hgpo_jax.models import qwen2
 from hgpo_jax.models import qwen2_params
 
 BYTES = {'float32': 4, 'bfloat16': 2}
+
+_Axes = tuple[str | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,12 +79,6 @@ class Workload:
     """Steps of an iteration if every episode takes them all."""
     return self.episodes * self.steps
 
-  def ways(self, axes: tuple[str | None, ...]) -> int:
-    """Into how many parts the mesh splits an array with these axes."""
-    sizes = dict(zip(sharding.MESH_AXES, self.mesh))
-    names = (sharding.RULES[a] for a in axes if a is not None)
-    return math.prod(sizes[name] for rule in names for name in rule)
-
   def check(self) -> None:
     """Raises ValueError unless the mesh divides the model's axes."""
     mesh = jax.sharding.AbstractMesh(self.mesh, sharding.MESH_AXES)
@@ -89,40 +86,13 @@ class Workload:
 
   def parameters(self) -> Parameters:
     """Numbers of the policy's own weights."""
-    specs = qwen2_params.specs(self.model)
-    return self._count(
-        {
-            name: [(s.shape, s.axes) for s in jax.tree.leaves(part)]
-            for name, part in specs.items()
-        }
-    )
+    return _own(self.model, self.mesh)
 
   def trained(self) -> Parameters:
     """Numbers of what is trained: all weights, or an adapter."""
     if self.lora is None:
       return self.parameters()
-    model = qwen2.Qwen2(self.model)
-    shapes = jax.eval_shape(
-        lambda key: self.lora.init(model.init(key), key), jax.random.key(0)
-    )
-    axes = self.lora.logical_axes(model.logical_axes())
-    pairs = jax.tree.map(lambda x, a: (x.shape, a), shapes, axes)
-    is_pair = lambda x: isinstance(x, tuple)
-    return self._count({'layers': jax.tree.leaves(pairs, is_leaf=is_pair)})
-
-  def _count(self, groups: Mapping[str, list]) -> Parameters:
-    whole = {
-        name: sum(math.prod(shape) for shape, _ in leaves)
-        for name, leaves in groups.items()
-    }
-    share = sum(
-        math.prod(shape) / self.ways(axes)
-        for leaves in groups.values()
-        for shape, axes in leaves
-    )
-    return Parameters(
-        whole=sum(whole.values()), share=share, layers=whole['layers']
-    )
+    return _adapter(self.model, self.mesh, self.lora)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,3 +108,51 @@ class Parameters:
   whole: int
   share: float
   layers: int
+
+
+@functools.cache
+def _own(model: base.ModelConfig, mesh: tuple[int, int, int]) -> Parameters:
+  groups = {
+      name: [(s.shape, s.axes) for s in jax.tree.leaves(part)]
+      for name, part in qwen2_params.specs(model).items()
+  }
+  return _count(groups, mesh)
+
+
+@functools.cache
+def _adapter(
+    model: base.ModelConfig, mesh: tuple[int, int, int], spec: lora_lib.LoRA
+) -> Parameters:
+  functions = qwen2.Qwen2(model)
+  shapes = jax.eval_shape(
+      lambda key: spec.init(functions.init(key), key), jax.random.key(0)
+  )
+  axes = spec.logical_axes(functions.logical_axes())
+  pairs = jax.tree.map(lambda x, a: (x.shape, a), shapes, axes)
+  is_pair = lambda x: isinstance(x, tuple)
+  return _count({'layers': jax.tree.leaves(pairs, is_leaf=is_pair)}, mesh)
+
+
+def _count(
+    groups: Mapping[str, list[tuple[tuple[int, ...], _Axes]]],
+    mesh: tuple[int, int, int],
+) -> Parameters:
+  whole = {
+      name: sum(math.prod(shape) for shape, _ in leaves)
+      for name, leaves in groups.items()
+  }
+  share = sum(
+      math.prod(shape) / _ways(mesh, axes)
+      for leaves in groups.values()
+      for shape, axes in leaves
+  )
+  return Parameters(
+      whole=sum(whole.values()), share=share, layers=whole['layers']
+  )
+
+
+def _ways(mesh: tuple[int, int, int], axes: _Axes) -> int:
+  """Into how many parts the mesh splits an array with these axes."""
+  sizes = dict(zip(sharding.MESH_AXES, mesh))
+  names = (sharding.RULES[a] for a in axes if a is not None)
+  return math.prod(sizes[name] for rule in names for name in rule)

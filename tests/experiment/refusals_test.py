@@ -264,7 +264,9 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
 ):
   run_dir = tmp_path / 'run'
   assert runs.main('--dry_run', *runs.arguments(policy, run_dir)) == ''
-  assert capsys.readouterr().out.splitlines() == [
+  *lines, memory = capsys.readouterr().out.splitlines()
+  assert memory.startswith('memory       at most 0.')
+  assert lines == [
       "tasks        8 in 'train', 4 in 'valid'",
       'iteration    4 tasks x 4 members = 16 episodes of at most 3 steps = at'
       ' most 48 steps',
