@@ -165,7 +165,8 @@ def _prefill(work: workload.Workload, rate: _Rate) -> float:
   flops = forward_flops(work, rows * work.prompt, work.prompt)
   moved = _score_bytes(work, rows, work.prompt)
   a_share = rows * work.prompt / work.shares
-  links = rate.gather(_layer_bytes(work)) * _calls(work)
+  # Once to read prompts and once for the loop.
+  links = 2 * rate.gather(_layer_bytes(work)) * _calls(work)
   links += 2 * work.model.num_layers * rate.reduce(a_share)
   return max(rate.whole(flops + head_flops(work, rows), moved), links)
 
