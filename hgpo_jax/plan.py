@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # They import jax, which --help does not need.
   from hgpo_jax.planning import devices
   from hgpo_jax.planning import workload
 
+flags.adopt_module_key_flags(entry)
 _MODEL = flags.DEFINE_string(
     'model', None, '0.5b, 1.5b, 3b, 7b, 14b, tiny, or a folder.'
 )
