@@ -328,17 +328,20 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
   assert runs.main('--dry_run', *runs.arguments(policy, run_dir)) == ''
   *lines, memory = capsys.readouterr().out.splitlines()
   assert memory.startswith('memory       at most 0.')
-  assert lines == [
+  assert lines[1].startswith('estimator    HGPO(')
+  assert [lines[0], *lines[2:]] == [
+      f'policy       {policy}, trained: all weights',
       "tasks        8 in 'train', 4 in 'valid'",
       'iteration    4 tasks x 4 members = 16 episodes of at most 3 steps = at'
       ' most 48 steps',
       'tokens       at most 128 prompt + 12 response = 140 a step',
+      'sampling     at temperature 1',
       'updates      16 steps each: at most 3 x 1 epochs = 3 an iteration, in'
       ' passes of 8 rows, one step each',
-      'trained      all weights',
+      'learning     rate 0.003, constant',
       'mesh         data=1 fsdp=1 tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
-      'run          4 iterations, seed 0',
+      'run          4 iterations, seed 0, a checkpoint every 2',
   ]
   assert not run_dir.exists()
 
