@@ -326,11 +326,17 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
 ):
   run_dir = tmp_path / 'run'
   assert runs.main('--dry_run', *runs.arguments(policy, run_dir)) == ''
+<<<<<<< HEAD
   *lines, memory = capsys.readouterr().out.splitlines()
   assert memory.startswith('memory       at most 0.')
   assert lines[1].startswith('estimator    HGPO(')
   assert [lines[0], *lines[2:]] == [
       f'policy       {policy}, trained: all weights',
+=======
+  assert capsys.readouterr().out.splitlines() == [
+      f'policy       {policy}, trained: all weights',
+      'estimator    ' + str(runs.load(policy).estimator),
+>>>>>>> bbabfcb638e337ae4e910413106378ba945fe898
       "tasks        8 in 'train', 4 in 'valid'",
       'iteration    4 tasks x 4 members = 16 episodes of at most 3 steps = at'
       ' most 48 steps',
@@ -371,7 +377,8 @@ def test_full_disk_while_saving(
   assert found.startswith(f'error: {run_dir}/checkpoints: the checkpoint of ')
   assert 'Complete checkpoints: [1]; they are untouched. Free disk' in found
   assert '\n' not in found
-  assert [p.name for p in (run_dir / 'checkpoints').iterdir()] == ['1']
+  left = {p.name for p in (run_dir / 'checkpoints').iterdir()}
+  assert '1' in left and all('tmp' in name for name in left - {'1'})
 
   assert runs.main(*runs.arguments(policy, run_dir, *bindings)) == ''
   assert runs.lines(run_dir) == runs.lines(finished)
