@@ -78,7 +78,7 @@ class Update:
     self._optimizer = optimizer
     self._count = jax.jit(loss.denominators)
     self._mesh = mesh
-    self._programs: _Programs | None = None
+    self._programs: Programs | None = None
 
   @property
   def compilations(self) -> int:
@@ -106,7 +106,7 @@ class Update:
       for part in minibatch:
         batch = arrays.put(part, self._mesh)
         if self._programs is None:
-          self._programs = self._compile(state, batch, denominators)
+          self._programs = self.programs(state, batch, denominators)
         if sums is None:
           sums = self._programs.zeros()
         sums = self._programs.add(
@@ -114,12 +114,12 @@ class Update:
         )
       return self._programs.apply(state, *sums)
 
-  def _compile(
+  def programs(
       self,
       state: train_state.TrainState,
       batch: types.PolicyBatch,
       denominators: aggregate.Denominators,
-  ) -> _Programs:
+  ) -> Programs:
     """The programs for states that lie on the devices as this one does."""
     shapes = jax.eval_shape(
         self._gradient, state.params, self._frozen_params, batch, denominators
@@ -139,14 +139,14 @@ class Update:
     # Pinned, since propagation may choose other shardings than the state's.
     where = jax.tree.map(lambda x: x.sharding, state)
     sums = (where.params, None)
-    return _Programs(
+    return Programs(
         jax.jit(zeros, out_shardings=sums),
         jax.jit(add, out_shardings=sums, donate_argnums=1),
         jax.jit(apply, out_shardings=(where, None), donate_argnums=0),
     )
 
 
-class _Programs(NamedTuple):
+class Programs(NamedTuple):
   """The jitted parts of an update; sums are (gradient, metrics)."""
 
   zeros: Callable[..., Any]

@@ -326,7 +326,9 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
 ):
   run_dir = tmp_path / 'run'
   assert runs.main('--dry_run', *runs.arguments(policy, run_dir)) == ''
-  assert capsys.readouterr().out.splitlines() == [
+  *lines, memory = capsys.readouterr().out.splitlines()
+  assert memory.startswith('memory       at most 0.')
+  assert lines == [
       f'policy       {policy}, trained: all weights',
       'estimator    ' + str(runs.load(policy).estimator),
       "tasks        8 in 'train', 4 in 'valid'",
