@@ -122,7 +122,11 @@ def make_state(
       count(start),
       count(trained),
   )
-  return start, frozen, train_state.create(trained, spec.optimizer.make())
+  with starting():
+    state = train_state.create(
+        trained, spec.optimizer.make(), spec.optimizer.moments_on
+    )
+  return start, frozen, state
 
 
 def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Literal
 
 from hgpo_jax import assets
 from hgpo_jax import config
@@ -12,6 +13,7 @@ from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import minibatch
 from hgpo_jax.envs import base as envs
 from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.experiment import old_logprobs as old_logprobs_lib
 from hgpo_jax.io import metrics
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.losses import ppo
@@ -35,11 +37,18 @@ class PolicySource:
       bare name of a folder in hgpo_jax/assets works too. Never downloaded.
     remat: recompute activations in the backward pass; less memory, more time.
     compute_dtype: of activations; parameters and moments stay in float32.
+    attention: kernel of training and scoring. 'xla' runs everywhere, 'cudnn'
+      on an NVIDIA GPU and 'splash' on a TPU, both with compute_dtype =
+      'bfloat16'; 'auto' takes the one of the device where it can.
+    keep_attention: with `remat`, keep what attention gave rather than attend
+      again; False takes less memory and more time.
   """
 
   folder: str = config.REQUIRED
   remat: bool = True
   compute_dtype: str = 'float32'
+  attention: Literal['auto', 'xla', 'cudnn', 'splash'] = 'auto'
+  keep_attention: bool = True
 
   def __post_init__(self) -> None:
     if self.compute_dtype not in ('float32', 'bfloat16'):
@@ -69,7 +78,14 @@ class PolicySource:
     shapes = hf.read_config(self.path)
     tokenizer = tokenizer_lib.ChatTokenizer(self.path)
     tokenizer_lib.check_vocab(tokenizer, shapes.vocab_size)
-    return qwen2.Qwen2(shapes, self.remat, self.compute_dtype), tokenizer
+    model = qwen2.Qwen2(
+        shapes,
+        self.remat,
+        self.compute_dtype,
+        self.attention,
+        self.keep_attention,
+    )
+    return model, tokenizer
 
   def check_weights(self) -> None:
     """Looks at the heads of the weight files only.
@@ -181,6 +197,7 @@ class Experiment:
     optimizer: the optimizer.
     minibatches: from steps to updates.
     evaluation: how and when the policy is evaluated.
+    old_logprobs: the probabilities that the ratio is taken to.
     lora: adapters that are trained in place of the policy's own weights; None
       to train those.
     mesh: how devices are arranged.
@@ -206,6 +223,7 @@ class Experiment:
   optimizer: optimizer_lib.AdamW = config.REQUIRED
   minibatches: minibatch.Minibatches = config.REQUIRED
   evaluation: Evaluation = config.REQUIRED
+  old_logprobs: old_logprobs_lib.OldLogprobs = old_logprobs_lib.OldLogprobs()
   lora: lora_lib.LoRA | None = None
   mesh: sharding.Mesh = sharding.Mesh()
   workers: Workers = config.may_change(Workers())
