@@ -42,21 +42,22 @@ def attend(
 
 
 def _forward(q_BKGTh, k_BKTh, v_BKTh, segment_ids_BT, precision):
+  groups = q_BKGTh.shape[:3]
   outs, totals = [], []
   for start, stop in _blocks(q_BKGTh.shape[3]):
-    q = q_BKGTh[:, :, :, start:stop]
+    q = _block(q_BKGTh, start, stop)
     scores = _scores(q, k_BKTh[:, :, :stop], segment_ids_BT, start, precision)
     top = jnp.max(scores, axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     weight = jnp.sum(weights, axis=-1, keepdims=True)
     out = _product(
-        'bkgts,bksh->bkgth',
+        'bkns,bksh->bknh',
         *(weights.astype(v_BKTh.dtype), v_BKTh[:, :, :stop], precision),
     )
     outs.append((out / weight).astype(q.dtype))
     totals.append(top + jnp.log(weight))
   keep = lambda parts: ad_checkpoint.checkpoint_name(
-      jnp.concatenate(parts, axis=3), RESIDUALS
+      _joined(parts, groups), RESIDUALS
   )
   out, total = keep(outs), keep(totals)
   return out, (q_BKGTh, k_BKTh, v_BKTh, segment_ids_BT, out, total)
@@ -68,24 +69,24 @@ def _backward(precision, residuals, d_out):
       out.astype(jnp.float32) * d_out.astype(jnp.float32), -1, keepdims=True
   )
   product = functools.partial(_product, precision=precision)
+  scale = q_BKGTh.shape[-1] ** -0.5
   d_q = []
   d_k, d_v = jnp.zeros((2, *k_BKTh.shape), jnp.float32)
   for start, stop in _blocks(q_BKGTh.shape[3]):
     q, d, less, norm = (
-        x[:, :, :, start:stop] for x in (q_BKGTh, d_out, delta, total)
+        _block(x, start, stop) for x in (q_BKGTh, d_out, delta, total)
     )
     k, v = k_BKTh[:, :, :stop], v_BKTh[:, :, :stop]
     scores = _scores(q, k, segment_ids_BT, start, precision)
     weights = jnp.exp(scores - norm)
-    d_weights = product('bkgth,bksh->bkgts', d, v)
-    scale = q.shape[-1] ** -0.5
+    d_weights = product('bknh,bksh->bkns', d, v)
     d_scores = (weights * (d_weights - less) * scale).astype(q.dtype)
     weights = weights.astype(q.dtype)
-    d_q.append(product('bkgts,bksh->bkgth', d_scores, k).astype(q.dtype))
-    d_k = d_k.at[:, :, :stop].add(product('bkgts,bkgth->bksh', d_scores, q))
-    d_v = d_v.at[:, :, :stop].add(product('bkgts,bkgth->bksh', weights, d))
+    d_q.append(product('bkns,bksh->bknh', d_scores, k).astype(q.dtype))
+    d_k = d_k.at[:, :, :stop].add(product('bkns,bknh->bksh', d_scores, q))
+    d_v = d_v.at[:, :, :stop].add(product('bkns,bknh->bksh', weights, d))
   return (
-      jnp.concatenate(d_q, axis=3),
+      _joined(d_q, q_BKGTh.shape[:3]),
       d_k.astype(k_BKTh.dtype),
       d_v.astype(v_BKTh.dtype),
       None,
@@ -105,19 +106,37 @@ def _blocks(length: int) -> Iterator[tuple[int, int]]:
     yield start, min(start + size, length)
 
 
-def _scores(q, k, segment_ids_BT, start, precision):
+def _block(x_BKGTi: jax.Array, start: int, stop: int) -> jax.Array:
+  """Some queries of all heads of a group, [B, K, N, i] with N = G times t.
+
+  One axis in place of two spares XLA copies of what is as large as scores.
+  """
+  x = x_BKGTi[:, :, :, start:stop]
+  return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _joined(
+    blocks_BKNi: list[jax.Array], groups: tuple[int, ...]
+) -> jax.Array:
+  """[B, K, G, T, i] of its blocks."""
+  parts = [x.reshape(*groups, -1, x.shape[-1]) for x in blocks_BKNi]
+  return jnp.concatenate(parts, axis=3)
+
+
+def _scores(q_BKNh, k_BKSh, segment_ids_BT, start, precision):
   """Scaled scores of a block of queries; the least float where it may not look.
 
   Padding looks at padding, so that every query sees at least itself.
   """
-  stop = k.shape[2]
-  scores = _product('bkgth,bksh->bkgts', q, k, precision) * q.shape[-1] ** -0.5
-  same_BtS = (
-      segment_ids_BT[:, start:stop, None] == segment_ids_BT[:, None, :stop]
-  )
+  stop = k_BKSh.shape[2]
+  scores = _product('bknh,bksh->bkns', q_BKNh, k_BKSh, precision)
   before_tS = jnp.arange(start, stop)[:, None] >= jnp.arange(stop)
-  sees = (same_BtS & before_tS)[:, None, None]
-  return jnp.where(sees, scores, jnp.finfo(jnp.float32).min)
+  queries_Bt = segment_ids_BT[:, start:stop, None]
+  sees_BtS = (queries_Bt == segment_ids_BT[:, None, :stop]) & before_tS
+  heads = q_BKNh.shape[2] // (stop - start)
+  sees_B1NS = jnp.tile(sees_BtS, (1, heads, 1))[:, None]
+  scores *= q_BKNh.shape[-1] ** -0.5
+  return jnp.where(sees_B1NS, scores, jnp.finfo(jnp.float32).min)
 
 
 def _product(equation, x, y, precision):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from hgpo_jax.models import base
+from hgpo_jax.models import layers
 
 _SCALE = 'kernel_scale'
 _LARGEST = 127.0
@@ -27,9 +28,9 @@ def quantize(params: base.Params) -> base.Params:
   Raises:
     ValueError: an adapter is attached, or kernels are int8 already.
   """
-  layers = params['layers']
-  stacked = isinstance(layers, Mapping)
-  found = [_quantized(layer) for layer in ((layers,) if stacked else layers)]
+  given = params['layers']
+  stacked = isinstance(given, Mapping)
+  found = [_quantized(layer) for layer in ((given,) if stacked else given)]
   return {**params, 'layers': found[0] if stacked else tuple(found)}
 
 
@@ -39,7 +40,7 @@ def matmul(
     precision: jax.lax.Precision | None = None,
 ) -> jax.Array:
   """x W of a projection, its kernel in int8 or not, in the dtype of x."""
-  y = jnp.matmul(x, params['kernel'].astype(x.dtype), precision=precision)
+  y = layers.project(x, params['kernel'].astype(x.dtype), precision)
   if _SCALE not in params:
     return y
   return (y * params[_SCALE]).astype(x.dtype)

@@ -34,6 +34,16 @@ MOMENTS = ('bfloat16', 'host')
 ALL = ('accumulate', 'remat', 'chunk', 'pack', *MOMENTS)
 
 
+@pytest.fixture(autouse=True, scope='module')
+def _compiled_fast():
+  """Most of the time here is XLA's, and speed is not what is tested."""
+  name = 'jax_disable_most_optimizations'
+  before = jax.config.read(name)
+  jax.config.update(name, True)
+  yield
+  jax.config.update(name, before)
+
+
 @functools.cache
 def _adapter():
   """One that does something, unlike a fresh one."""
