@@ -42,6 +42,8 @@ class PolicySource:
       'bfloat16'; 'auto' takes the one of the device where it can.
     keep_attention: with `remat`, keep what attention gave rather than attend
       again; False takes less memory and more time.
+    mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
+      other; more take less memory.
   """
 
   folder: str = config.REQUIRED
@@ -49,12 +51,17 @@ class PolicySource:
   compute_dtype: str = 'float32'
   attention: Literal['auto', 'xla', 'cudnn', 'splash'] = 'auto'
   keep_attention: bool = True
+  mlp_parts: int = 1
 
   def __post_init__(self) -> None:
     if self.compute_dtype not in ('float32', 'bfloat16'):
       raise ValueError(
           f'PolicySource.compute_dtype is {self.compute_dtype!r}; expected'
           " 'float32' or 'bfloat16'"
+      )
+    if self.mlp_parts < 1:
+      raise ValueError(
+          f'PolicySource.mlp_parts is {self.mlp_parts}; expected at least 1'
       )
 
   @property
@@ -84,6 +91,7 @@ class PolicySource:
         self.compute_dtype,
         self.attention,
         self.keep_attention,
+        self.mlp_parts,
     )
     return model, tokenizer
 

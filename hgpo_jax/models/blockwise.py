@@ -115,9 +115,7 @@ def _block(x_BKGTi: jax.Array, start: int, stop: int) -> jax.Array:
   return x.reshape(*x.shape[:2], -1, x.shape[-1])
 
 
-def _joined(
-    blocks_BKNi: list[jax.Array], groups: tuple[int, ...]
-) -> jax.Array:
+def _joined(blocks_BKNi: list[jax.Array], groups: tuple[int, ...]) -> jax.Array:
   """[B, K, G, T, i] of its blocks."""
   parts = [x.reshape(*groups, -1, x.shape[-1]) for x in blocks_BKNi]
   return jnp.concatenate(parts, axis=3)

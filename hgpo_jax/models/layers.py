@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 
 import jax
@@ -68,3 +69,20 @@ def _project_backward(precision, residuals, d_NO):
 
 
 _project.defvjp(_project_forward, _project_backward)
+
+
+def in_parts(
+    run: Callable[[jax.Array], jax.Array], x_BTD: jax.Array, parts: int
+) -> jax.Array:
+  """`run` of [B, T, D] a part of T at a time, again in the backward pass.
+
+  Rows that are shorter than that, such as a single token, are one part.
+  """
+  batch, length, width = x_BTD.shape
+  size = -(-length // parts)
+  if parts == 1 or length < 2 * parts:
+    return run(x_BTD)
+  padded = jnp.pad(x_BTD, ((0, 0), (0, parts * size - length), (0, 0)))
+  split = padded.reshape(batch, parts, size, width).swapaxes(0, 1)
+  done = jax.lax.map(jax.checkpoint(run), split)
+  return done.swapaxes(0, 1).reshape(batch, -1, width)[:, :length]

@@ -42,6 +42,8 @@ class Qwen2:
     attention: kernel of `hidden`, one of `attention.KERNELS`.
     keep_attention: with `remat`, keep what attention gave rather than attend
       again: an array [B, T, H h] a layer.
+    mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
+      other, so that a layer never holds all of [B, T, F] at once.
   """
 
   config: base.ModelConfig
@@ -49,6 +51,7 @@ class Qwen2:
   compute_dtype: Any = jnp.float32
   attention: str = 'auto'
   keep_attention: bool = True
+  mlp_parts: int = 1
 
   def init(self, key: jax.Array) -> base.Params:
     """Float32 parameters: normal(0.02) kernels, unit norms, zero biases."""
@@ -217,13 +220,17 @@ class Qwen2:
     q, k = layers.rotate(q, rotary), layers.rotate(k, rotary)
     out = attend(q, k, v).reshape(*batch_time, -1)
     x_BTD = x_BTD + self._dense(layer['attention']['o'], out)
+    parts = self.mlp_parts if self.remat else 1
+    x_BTD = layers.in_parts(lambda x: self._mlp(layer, x), x_BTD, parts)
+    return _constrain_residual(x_BTD)
+
+  def _mlp(self, layer: base.Params, x_BTD: jax.Array) -> jax.Array:
     norm_BTD = layers.rms_norm(
-        x_BTD, layer['mlp_norm']['scale'], config.rms_norm_eps
+        x_BTD, layer['mlp_norm']['scale'], self.config.rms_norm_eps
     )
     gate_BTF = jax.nn.silu(self._dense(layer['mlp']['gate'], norm_BTD))
     up_BTF = self._dense(layer['mlp']['up'], norm_BTD)
-    x_BTD = x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
-    return _constrain_residual(x_BTD)
+    return x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
 
   def _attention(
       self,

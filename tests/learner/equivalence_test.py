@@ -76,6 +76,7 @@ def _step(loss, options, with_lora=False):
       common.MODEL,
       remat='remat' in options or 'remat-all' in options,
       keep_attention='remat-all' not in options,
+      mlp_parts=3 if 'remat-all' in options else 1,  # The last is short.
   )
   update = update_lib.Update(
       model,
