@@ -88,7 +88,9 @@ ESTIMATORS: dict[str, tuple[base.Estimator, Loops | None]] = {
     'G2PO': (g2po.G2PO(), reference.g2po),
     'G2PO shrinkage': (g2po.G2PO(shrinkage=1.0), None),
     'GraphGPO': (graphgpo.GraphGPO(), reference.graphgpo),
+    'GiGPO similar texts': (gigpo.GiGPO(enable_similarity=True), None),
     'ProGPO': (progpo.ProGPO(), reference_potentials.progpo),
+    'ProGPO similar texts': (progpo.ProGPO(classes='hash'), None),
     'CovGPO over GRPO': (
         covgpo.CovGPO(base=grpo.GRPO()),
         reference_potentials.covgpo,

@@ -103,9 +103,9 @@ def write(
   }
   for name, content in texts.items():
     with whole_file.replacing(run_dir / name) as partial:
-      partial.write_text(content)
+      partial.write_text(content, encoding='utf-8')
   with whole_file.replacing(run_dir / 'run.json') as partial:
-    partial.write_text(json.dumps(record, indent=1) + '\n')
+    partial.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
   return record
 
 
@@ -135,7 +135,7 @@ def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:
   if not path.exists():
     return None
   try:
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text(encoding='utf-8'))
     return {**record, **{k: record[k] for k in ('fingerprint', 'config')}}
   except (ValueError, KeyError, TypeError) as error:
     raise gin_source.ConfigError(

@@ -143,7 +143,9 @@ def test_table():
   lines = benchmark.table(timings, iteration_s=20.0).splitlines()
   assert 'growth (n log n: 1.18)' in lines[0]
   assert len({line.count('|') for line in lines}) == 1
-  assert lines[2] == '| A | 1.0 | 10.0 | 1.00 | 0.01% | 5.00 | 100x | 500x | - |'
+  assert (
+      lines[2] == '| A | 1.0 | 10.0 | 1.00 | 0.01% | 5.00 | 100x | 500x | - |'
+  )
   assert lines[3] == '| GRPO | 1.0 | 100.0 | 2.00 | 0.01% | - | - | - | 79x |'
   assert '| 1.00 | - | 5.00 |' in benchmark.table(timings).splitlines()[2]
 

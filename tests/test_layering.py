@@ -24,7 +24,8 @@ _ENTRIES = {'entry', 'train', 'eval', 'export'}
 _ALLOWED = {
     'types': set(),
     'field_types': set(),
-    'gin_source': set(),
+    'gin_parts': {'gin_source'},
+    'gin_source': {'gin_parts'},
     'gin_checks': {'gin_source'},
     'run_record': {'gin_source', 'whole_file'},
     'whole_file': set(),
@@ -112,6 +113,26 @@ def test_files_stay_readable():
   }
   long = {k: v for k, v in lines.items() if v >= _MAX_LINES}
   assert not long, f'split these, the limit is {_MAX_LINES} lines: {long}'
+
+
+def texts_of_the_locale(source: str) -> list[int]:
+  """Lines that read or write text without saying that it is UTF-8."""
+  return [
+      call.lineno
+      for call in ast.walk(ast.parse(source))
+      if isinstance(call, ast.Call)
+      and isinstance(call.func, ast.Attribute)
+      and call.func.attr in ('read_text', 'write_text')
+      and not any(keyword.arg == 'encoding' for keyword in call.keywords)
+  ]
+
+
+def test_text_is_utf8_whatever_the_locale():
+  assert texts_of_the_locale("x.read_text()\nx.write_text('a')") == [1, 2]
+  assert not texts_of_the_locale("x.read_text(encoding='utf-8')")
+  paths = [*_modules(), *(_ROOT / 'launch').rglob('*.py')]
+  found = {p: texts_of_the_locale(p.read_text(encoding='utf-8')) for p in paths}
+  assert not {path: lines for path, lines in found.items() if lines}
 
 
 def _imports_of(statement):

@@ -27,6 +27,7 @@ def write(
     ValueError: the file holds no episodes that could be compared.
   """
   _check_file(source)
+  whole_file.check(out, '--out')
   trajectories = trajectories_io.load(source)
   try:
     inspector.check(trajectories)

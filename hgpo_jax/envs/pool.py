@@ -304,11 +304,11 @@ def _wait(
   `multiprocessing.connection.wait` does the same at ten times the cost, which
   a step of a fast environment would notice.
   """
-  poller = select.poll()
+  poller = select.poll()  # It takes no more than 24 days at a time.
   by_file = {process.conn.fileno(): process for process in busy}
   for number in by_file:
     poller.register(number, select.POLLIN)
-  found = poller.poll(max(0, math.ceil(1e3 * seconds)))
+  found = poller.poll(math.ceil(1e3 * min(max(0.0, seconds), 3600.0)))
   return [by_file[number] for number, _ in found]
 
 

@@ -21,6 +21,7 @@ from hgpo_jax.envs import base
 from hgpo_jax.envs import worker
 
 _KILL_SECONDS = 5.0
+_LONGEST_BLOCK_SECONDS = 1e6
 _MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -153,6 +154,8 @@ class WorkerProcess:
 
 def _limit_blocking(conn: connection.Connection, seconds: float) -> None:
   """Lets a blocked read or write fail: a stopped peer must not stop us."""
+  # The kernel takes no longer time, and 0 for none at all.
+  seconds = min(max(seconds, 1e-3), _LONGEST_BLOCK_SECONDS)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
   with socket.socket(fileno=os.dup(conn.fileno())) as peer:
     peer.settimeout(None)

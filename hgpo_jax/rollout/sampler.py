@@ -65,6 +65,10 @@ class Sampler:
     return BoundSampler(self, model, stop_ids)
 
 
+class NotFiniteError(RuntimeError):
+  """The policy makes nan or inf of a prompt; what it samples is noise."""
+
+
 class BoundSampler:
   """Samples from one model. Results do not depend on batching or padding.
 
@@ -117,6 +121,7 @@ class BoundSampler:
 
     Raises:
       ValueError: an empty or too long prompt, or arguments of wrong shape.
+      NotFiniteError: the policy gives no probabilities.
     """
     rows = len(prompts)
     row_keys_BK = _checked_keys(row_keys, rows)
@@ -132,6 +137,7 @@ class BoundSampler:
           temperature_B[chosen],
       )
       responses = jax.device_get(self._program(params, *batch))
+      _check_finite(responses.logprobs_BR)
       self.decode_steps += int(responses.steps)
       for row, index in enumerate(chosen):
         completions[index] = self._completion(responses, row)
@@ -216,6 +222,16 @@ def _check_fits(
         f'stop ids are {tuple(stop_ids)}; expected at least one, all below '
         f'vocab_size={shapes.vocab_size}; check the eos_token_id of '
         'generation_config.json'
+    )
+
+
+def _check_finite(logprobs_BR: np.ndarray) -> None:
+  if not np.isfinite(logprobs_BR).all():
+    raise NotFiniteError(
+        'the log-probs of sampled tokens are not finite: the weights of the'
+        ' policy are broken, or training has diverged. Give a whole'
+        ' PolicySource.folder, or lower AdamW.learning_rate and start in'
+        ' another --run_dir'
     )
 
 

@@ -329,6 +329,12 @@ def test_workers_are_recycled_between_episodes():
     pool.EnvPool(spec, 1, 1, recycle_episodes=-1)
 
 
+def test_deadlines_of_months():
+  """Longer than the kernel waits for at a time, or than it takes at all."""
+  with pool.EnvPool(SPEC, 1, 1, 3e6, 1e30, 1e20) as envs:
+    assert envs.reset({0: TASKS[0]})[0] == play(TASKS[0])[0]
+
+
 def test_idle_workers_load_what_comes_next():
   faults = ((2, 'raise_in_prepare'),)
   spec = toy.ToySpec(kinds=('put',), faults=faults)
