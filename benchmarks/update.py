@@ -80,7 +80,7 @@ def part_ours(work: pathlib.Path) -> dict[str, Any]:
   start_mb = measure.memory_mb('VmRSS')
   settings = json.loads((work / 'settings.json').read_text())
   config = hf.read_config(work / 'model')
-  model = qwen2.Qwen2(config, remat=True, mlp_parts=8)
+  model = qwen2.Qwen2(config, remat=True, keep_attention=False, mlp_parts=8)
   params = jax.tree.map(
       jax.numpy.asarray, hf.load_params(work / 'model', config)
   )
