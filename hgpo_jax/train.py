@@ -10,13 +10,16 @@ import os
 import pathlib
 import signal
 import sys
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from absl import app
 from absl import flags
 
 from hgpo_jax import config
 from hgpo_jax import entry
+
+if TYPE_CHECKING:  # It imports jax, which --help does not need.
+  from hgpo_jax.experiment import spec as spec_lib
 
 flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
@@ -43,6 +46,21 @@ def _stop(signum: int, frame: Any) -> None:
   os._exit(_EXIT_CODES[signum])
 
 
+def _memory(spec: spec_lib.Experiment) -> str:
+  """The line on the devices' memory; ends the process if it cannot be enough.
+
+  A dry run only says so: it may run elsewhere than the training.
+  """
+  from hgpo_jax.experiment import footprint
+
+  try:
+    return footprint.check(spec)
+  except ValueError as error:
+    if _DRY_RUN.value:
+      return f'memory       {error}'
+    sys.exit(f'error: {error}')
+
+
 def main(argv: Sequence[str]) -> None:
   for number in _EXIT_CODES:
     signal.signal(number, _stop)
@@ -50,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
   if not _DRY_RUN.value and not _RUN_DIR.value:
     raise app.UsageError('--run_dir is required')
   spec, arithmetic = entry.load()
-  print(arithmetic, flush=True)
+  print(f'{arithmetic}\n{_memory(spec)}', flush=True)
   from hgpo_jax.experiment import loop
   from hgpo_jax.experiment import run_folder
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import re
+import textwrap
 
 import pytest
+
+from hgpo_jax.advantages import base
+from hgpo_jax.io import metrics as metrics_io
+from tests.advantages import rows
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PAGES = [
@@ -16,7 +22,7 @@ _PAGES = [
 ]
 _FOLDERS = 'benchmarks|docs|gin|hgpo_jax|launch|notebooks|scripts|tests'
 _PATH = re.compile(rf'\b(?:{_FOLDERS})/[\w./]*\w')
-_GIN_FILE = re.compile(r'\b(?:algorithms|envs|models|runs)/\w+\.gin\b')
+_GIN_FILE = re.compile(r'\b(?:algorithms|envs|models|runs|training)/\w+\.gin\b')
 _TEST = re.compile(r'(tests/[\w/]+\.py)?::(test_\w+)')
 _BINDING = re.compile(r'\b([A-Z]\w+)\.([a-z]\w*)')
 _MISSPELT = ('HGPO', 'alhpa')  # On purpose, to show the error.
@@ -70,3 +76,17 @@ def test_links_inside_a_page_have_a_heading(text):
 def test_the_readme_has_no_figure_left_open():
   open_cells = re.findall(r'@@[^@]*@@', (_ROOT / 'README.md').read_text())
   assert not open_cells
+
+
+def test_the_estimator_of_the_guide_runs(tmp_path, monkeypatch):
+  guide = (_ROOT / 'CONTRIBUTING.md').read_text(encoding='utf-8')
+  code = re.search(r'```python\n(.*?)```', guide, re.S).group(1)
+  (tmp_path / 'guide_mine.py').write_text(
+      textwrap.dedent('   ' + code.lstrip())
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  mine = importlib.import_module('guide_mine').Mine(alpha=1.0)
+  advantage_N, metrics = base.estimate(mine, rows.random_inputs(0))
+  assert abs(advantage_N.mean()) < 1e-5
+  for name in metrics:
+    metrics_io.check_name(name)

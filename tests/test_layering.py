@@ -15,9 +15,9 @@ _MAX_LINES = 320
 
 _BASE = {'types', 'config', 'sharding', 'whole_file'}
 _ISLANDS = {'envs', 'models', 'advantages', 'losses', 'batch', 'io'}
-_MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner'}
+_MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner', 'planning'}
 _TOP = {'experiment', 'credit', 'report', 'assets'}
-_ENTRIES = {'entry', 'train', 'eval', 'export'}
+_ENTRIES = {'entry', 'train', 'eval', 'export', 'plan'}
 
 # Part -> the parts it may import, beside itself. A part is a module or a
 # folder right under hgpo_jax.
@@ -40,6 +40,7 @@ _ALLOWED = {
     **{island: _BASE for island in _ISLANDS},
     'rollout': _BASE | {'envs', 'models'},
     'learner': _BASE | {'losses', 'models'},
+    'planning': _BASE | {'models'},
     **{part: _MIDDLE | _TOP for part in _TOP},
     **{entry: _MIDDLE | _TOP | {'entry'} for entry in _ENTRIES},
 }

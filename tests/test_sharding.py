@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import math
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
@@ -10,8 +14,13 @@ import numpy as np
 import pytest
 
 from hgpo_jax import sharding
+from hgpo_jax.learner import arrays
+from hgpo_jax.learner import update
+from hgpo_jax.losses import ppo
 from hgpo_jax.models import base
 from hgpo_jax.models import qwen2
+from hgpo_jax.rollout import decode
+from tests.learner import common
 
 _CONFIG = base.ModelConfig(
     vocab_size=64,
@@ -178,3 +187,93 @@ def test_the_split_cache_computes_the_same(mesh):
   # Two rows of one key/value head on each device.
   assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 6, 8)
   np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
+
+
+# Eight key/value heads, so that every axis may be split in eight.
+_WIDE = qwen2.Qwen2(
+    base.ModelConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=32,
+        num_layers=1,
+        num_heads=16,
+        num_kv_heads=8,
+        head_dim=4,
+        tie_word_embeddings=True,
+    )
+)
+_MESHES = [
+    sizes
+    for sizes in itertools.product((1, 2, 4, 8), repeat=3)
+    if math.prod(sizes) == 8
+]
+
+
+# Unoptimized machine code is made faster than it would be run faster.
+@functools.partial(
+    jax.jit, compiler_options={'xla_backend_optimization_level': 0}
+)
+def _learn_and_sample(params, batch, tokens_BT, length_B, keys_BK):
+  """(loss, gradient, sampled responses) of one policy."""
+  loss, rollout = ppo.PPOLoss(), batch.rollout
+  counted = loss.denominators(
+      rollout.action_mask_BR, rollout.row_weight_B, rollout.step_BR
+  )
+  share = lambda p: update.micro_batch_loss(
+      *(_WIDE, loss, 1.0, p, batch, counted), chunk_tokens=32
+  )
+  (value, _), grads = jax.value_and_grad(share, has_aux=True)(params)
+  sampled = decode.sample(
+      _WIDE,
+      _WIDE.decode_params(params),
+      *(tokens_BT, length_B, keys_BK, jnp.ones(len(length_B))),
+      stop_ids=np.asarray([3]),
+      limit=6,
+  )
+  return value, grads, sampled.ids_BR, sampled.logprobs_BR
+
+
+@functools.cache
+def _asked():
+  """Parameters, a batch to learn from, prompts and keys to sample with."""
+  params = jax.tree.map(
+      lambda x: np.asarray(8 * x if x.ndim > 1 else x),
+      jax.jit(_WIDE.init)(jax.random.key(0)),
+  )
+  rng = np.random.default_rng(0)
+  tokens_BT = rng.integers(4, 64, (8, 7))
+  length_B = rng.integers(2, 8, 8)
+  keys_BK = np.arange(16, dtype=np.uint32).reshape(8, 2)
+  return params, common.policy_batch(8), (tokens_BT, length_B, keys_BK)
+
+
+@functools.cache
+def _on_one_device():
+  params, batch, prompts = _asked()
+  return jax.device_get(
+      _learn_and_sample(params, arrays.put(batch, None), *prompts)
+  )
+
+
+@pytest.mark.parametrize('sizes', _MESHES, ids=str)
+def test_every_mesh_of_eight_learns_and_samples_the_same(sizes):
+  assert len(_MESHES) == 10
+  loss, grads, ids_BR, logprobs_BR = _on_one_device()
+  assert abs(loss) > 1e-3
+  assert len(np.unique(ids_BR)) > 8
+  mesh = sharding.Mesh(*sizes).make_mesh()
+  sharding.check_divides(mesh, _WIDE.axis_sizes())
+  params, batch, prompts = _asked()
+  shardings = sharding.param_shardings(mesh, _WIDE.logical_axes())
+  with jax.set_mesh(mesh):
+    found = _learn_and_sample(
+        sharding.put(params, shardings), arrays.put(batch, mesh), *prompts
+    )
+  np.testing.assert_array_equal(found[2], ids_BR)
+  np.testing.assert_allclose(found[0], loss, rtol=1e-5)
+  np.testing.assert_allclose(found[3], logprobs_BR, rtol=0, atol=1e-5)
+  largest = max(np.abs(g).max() for g in jax.tree.leaves(grads))
+  jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
+      *(found[1], grads),
+  )

@@ -84,7 +84,7 @@ class Update:
     self._optimizer = optimizer
     self._count = jax.jit(loss.denominators)
     self._mesh = mesh
-    self._programs: _Programs | None = None
+    self._programs: Programs | None = None
 
   @property
   def compilations(self) -> int:
@@ -112,7 +112,7 @@ class Update:
       for part in minibatch:
         batch = arrays.put(part, self._mesh)
         if self._programs is None:
-          self._programs = self._compile(state, batch, denominators)
+          self._programs = self.programs(state, batch, denominators)
         if sums is None:
           sums = self._programs.zeros()
         sums = self._programs.add(
@@ -132,12 +132,12 @@ class Update:
     state, metrics = self._programs.apply(moved(state, near), *sums)
     return moved(state, home), metrics
 
-  def _compile(
+  def programs(
       self,
       state: train_state.TrainState,
       batch: types.PolicyBatch,
       denominators: aggregate.Denominators,
-  ) -> _Programs:
+  ) -> Programs:
     """The programs for states that lie on the devices as this one does."""
     shapes = jax.eval_shape(
         self._gradient, state.params, self._frozen_params, batch, denominators
@@ -159,7 +159,7 @@ class Update:
         lambda x: train_state.device_sharding(x.sharding), state
     )
     sums = (where.params, None)
-    return _Programs(
+    return Programs(
         jax.jit(zeros, out_shardings=sums),
         jax.jit(
             add,
@@ -172,11 +172,12 @@ class Update:
 
 
 def _compiler_options(state: train_state.TrainState) -> dict[str, str] | None:
-  (platform,) = {device.platform for device in state.updates.devices()}
+  devices = state.updates.sharding.device_set
+  (platform,) = {device.platform for device in devices}
   return _LEAST_MEMORY if platform == 'cpu' else None
 
 
-class _Programs(NamedTuple):
+class Programs(NamedTuple):
   """The jitted parts of an update; sums are (gradient, metrics)."""
 
   zeros: Callable[..., Any]

@@ -1,0 +1,170 @@
+"""Bytes that compiled programs need, from shapes alone: nothing is allocated.
+
+XLA's buffer assignment for CPU, read by `memory_analysis()`; for as many devices
+as the mesh has, which may be virtual ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from hgpo_jax import sharding
+from hgpo_jax import types
+from hgpo_jax.learner import optimizer as optimizer_lib
+from hgpo_jax.learner import train_state
+from hgpo_jax.learner import update as update_lib
+from hgpo_jax.losses import ppo
+from hgpo_jax.models import qwen2
+from hgpo_jax.planning import workload
+from hgpo_jax.rollout import decode
+
+# Machine code is made without optimizations, which buffers do not depend on.
+_QUICKLY = {
+    'xla_backend_optimization_level': 0,
+    'xla_llvm_disable_expensive_passes': True,
+}
+
+
+def state_shapes(
+    model: qwen2.Qwen2, mesh: jax.sharding.Mesh
+) -> train_state.TrainState:
+  """Shapes, dtypes and places of the state that `train_state.create` makes."""
+  where = sharding.param_shardings(mesh, model.logical_axes())
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  placed = jax.tree.map(_placed, params, where)
+  transform = optimizer_lib.AdamW().make()
+  init = lambda p: train_state.TrainState(
+      p, transform.init(p), jnp.zeros((), jnp.int32)
+  )
+  treedef = jax.tree.structure(params)
+  mirrors = lambda x: jax.tree.structure(x) == treedef
+  whole = jax.sharding.NamedSharding(mesh, sharding.spec(()))
+  return jax.tree.map(
+      lambda x: jax.tree.map(_placed, x, where)
+      if mirrors(x)
+      else _placed(x, whole),
+      jax.eval_shape(init, placed),
+      is_leaf=mirrors,
+  )
+
+
+def _placed(x: Any, where: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+
+def batch_shapes(
+    work: workload.Workload, mesh: jax.sharding.Mesh
+) -> types.PolicyBatch:
+  """Shapes and places of a micro-batch with a reference policy."""
+  rows = work.rows * work.shares
+  place = sharding.batch_sharding(mesh)
+  of = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+  whole, scored = (rows, work.length), (rows, work.response)
+  rollout = types.RolloutBatch(
+      tokens_BT=of(whole, jnp.int32),
+      positions_BT=of(whole, jnp.int32),
+      segment_ids_BT=of(whole, jnp.int32),
+      target_BR=of(scored, jnp.int32),
+      action_mask_BR=of(scored, bool),
+      step_BR=of(scored, jnp.int32),
+      sampler_logprobs_BR=of(scored, jnp.float32),
+      row_weight_B=of((rows,), jnp.float32),
+  )
+  per_token = of(scored, jnp.float32)
+  return types.PolicyBatch(rollout, per_token, per_token, per_token)
+
+
+def gradient_alone_bytes(work: workload.Workload) -> int:
+  """Temporary bytes of loss and gradient on one device, nothing added up.
+
+  The gradient is what comes out, so it is no temporary.
+  """
+  mesh = sharding.Mesh(1, 1, 1).make_mesh(jax.devices()[:1])
+  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  params = state_shapes(model, mesh).params
+  batch, loss = batch_shapes(work, mesh), ppo.PPOLoss()
+  counted = jax.eval_shape(
+      loss.denominators,
+      batch.rollout.action_mask_BR,
+      batch.rollout.row_weight_B,
+  )
+  share = functools.partial(
+      update_lib.micro_batch_loss,
+      *(model, loss, 1.0),
+      chunk_tokens=work.logits_tokens,
+  )
+  step = jax.jit(jax.value_and_grad(share, has_aux=True))
+  compiled = step.lower(params, batch, counted).compile(
+      compiler_options=_QUICKLY
+  )
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def update_bytes(work: workload.Workload) -> dict[str, float]:
+  """Bytes of a device: arguments and temporaries of both programs."""
+  shape = work.mesh
+  mesh = sharding.Mesh(*shape).make_mesh(
+      jax.devices()[: shape[0] * shape[1] * shape[2]]
+  )
+  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  state, batch = state_shapes(model, mesh), batch_shapes(work, mesh)
+  loss = ppo.PPOLoss()
+  counted = jax.eval_shape(
+      loss.denominators,
+      batch.rollout.action_mask_BR,
+      batch.rollout.row_weight_B,
+  )
+  update = update_lib.Update(
+      model,
+      optimizer_lib.AdamW(),
+      loss,
+      temperature=1.0,
+      mesh=mesh,
+      chunk_tokens=work.logits_tokens * work.shares,
+  )
+  with jax.set_mesh(mesh):
+    programs = update.programs(state, batch, counted)
+    grads, metrics = jax.eval_shape(programs.zeros)
+    where = jax.tree.map(lambda x: x.sharding, state.params)
+    sums = jax.tree.map(_placed, grads, where), metrics
+    add = programs.add.lower(state.params, sums, None, batch, counted)
+    step = programs.apply.lower(state, *sums)
+    made = {'gradient': add, 'step': step}
+    found = {}
+    for name, lowered in made.items():
+      used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+      found[name] = used.argument_size_in_bytes + used.temp_size_in_bytes
+      found[f'{name} temporary'] = used.temp_size_in_bytes
+  return found
+
+
+def rollout_bytes(work: workload.Workload) -> int:
+  """Bytes of a device: arguments and temporaries of the sampler's program."""
+  data, fsdp, tensor = work.mesh
+  mesh = sharding.Mesh(data, fsdp, tensor).make_mesh()
+  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  params = state_shapes(model, mesh).params
+  rows, of = work.sampler_rows, jax.ShapeDtypeStruct
+  batch = (
+      of((rows, work.prompt), jnp.int32),
+      of((rows,), jnp.int32),
+      of((rows, 5), jnp.uint32),
+      of((rows,), jnp.float32),
+  )
+  stop_ids = np.asarray([0], np.int32)
+  sample = lambda params, *batch: decode.sample(
+      *(model, params, *batch, stop_ids, work.new_tokens)
+  )
+  with jax.set_mesh(mesh):
+    prepare = jax.jit(model.decode_params).lower(params)
+    where = prepare.compile(compiler_options=_QUICKLY).output_shardings
+    shapes = jax.eval_shape(model.decode_params, params)
+    placed = jax.tree.map(_placed, shapes, where)
+    lowered = jax.jit(sample).lower(placed, *batch)
+    used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+  return used.argument_size_in_bytes + used.temp_size_in_bytes

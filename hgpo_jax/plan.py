@@ -1,0 +1,149 @@
+"""Memory and seconds of a training on devices that need not be there.
+
+  python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64
+  python -m hgpo_jax.plan --gin_file=runs/alfworld_hgpo_qwen2p5_1p5b.gin \\
+      --model=1.5b --devices=h100x8
+
+With --gin_file the lengths, rows and knobs are those of the run; without, those
+of the flags. --model is a name of `models/configs.py` or a Hugging Face folder;
+a run whose policy folder is there needs none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from absl import app
+from absl import flags
+
+from hgpo_jax import entry
+
+if TYPE_CHECKING:  # They import jax, which --help does not need.
+  from hgpo_jax.models import base
+  from hgpo_jax.planning import devices
+  from hgpo_jax.planning import workload
+
+flags.adopt_module_key_flags(entry)
+_MODEL = flags.DEFINE_string(
+    'model', None, '0.5b, 1.5b, 3b, 7b, 14b, tiny, or a folder.'
+)
+_DEVICES = flags.DEFINE_string(
+    'devices', None, 'Such as v5e-64, v5p-8, v6e-16, a100x8, h100x8, h200.'
+)
+_TPU = flags.DEFINE_string('tpu', None, 'The same as --devices.')
+_MESH = flags.DEFINE_string(
+    'mesh', '', 'Such as data=1,fsdp=16,tensor=4; one of them may be -1.'
+)
+_DTYPE = flags.DEFINE_enum(
+    'dtype', 'bfloat16', ['float32', 'bfloat16'], 'Of activations.'
+)
+_ROWS = flags.DEFINE_integer('rows', 1, 'Rows of a pass on each share.')
+_PROMPT = flags.DEFINE_integer('prompt', 2048, 'Tokens of a prompt.')
+_RESPONSE = flags.DEFINE_integer('response', 512, 'Tokens of a response.')
+_EPISODES = flags.DEFINE_integer('episodes', 128, 'Of an iteration.')
+_STEPS = flags.DEFINE_integer('steps', 50, 'Of an episode.')
+_LORA = flags.DEFINE_integer('lora_rank', 0, 'Train adapters of this rank.')
+_REFERENCE = flags.DEFINE_bool('reference', True, 'A KL to a reference policy.')
+_COMPUTE = flags.DEFINE_float('mfu', 0.4, 'Fraction of peak FLOP/s assumed.')
+_BANDWIDTH = flags.DEFINE_float(
+    'bandwidth', 0.6, 'Fraction of memory bandwidth assumed.'
+)
+
+
+def main(argv: Sequence[str]) -> None:
+  entry.refuse_arguments(argv)
+  from hgpo_jax.planning import devices
+  from hgpo_jax.planning import report
+  from hgpo_jax.planning import roofline
+
+  name = _DEVICES.value or _TPU.value
+  if not name:
+    raise app.UsageError('--devices is required, such as --devices=v5e-64')
+  try:
+    slice_ = devices.Slice.parse(name)
+    work = _workload(slice_)
+    work.check()
+    efficiency = roofline.Efficiency(_COMPUTE.value, _BANDWIDTH.value)
+    print(report.text(work, slice_, efficiency))
+  except (ValueError, OSError) as error:
+    sys.exit(f'error: {error}')
+
+
+def _workload(slice_: devices.Slice) -> workload.Workload:
+  """Of the run that --gin_file names, else of the flags."""
+  from hgpo_jax import sharding
+  from hgpo_jax.models import lora
+  from hgpo_jax.planning import workload
+
+  if flags.FLAGS.gin_file:
+    return _configured(slice_)
+  if not _MODEL.value:
+    raise ValueError('--model or --gin_file is required, such as --model=1.5b')
+  mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
+  shares = mesh[0] * mesh[1]
+  return workload.Workload(
+      model=_model(_MODEL.value),
+      mesh=mesh,
+      compute_dtype=_DTYPE.value,
+      lora=lora.LoRA(_LORA.value, base_dtype='bfloat16')
+      if _LORA.value
+      else None,
+      reference=_REFERENCE.value,
+      rows=_ROWS.value,
+      length=_PROMPT.value + _RESPONSE.value,
+      response=_RESPONSE.value,
+      episodes=_EPISODES.value,
+      steps=_STEPS.value,
+      prompt=_PROMPT.value,
+      new_tokens=_RESPONSE.value,
+      sampler_rows=-(-_EPISODES.value // shares) * shares,
+  )
+
+
+def _configured(slice_: devices.Slice) -> workload.Workload:
+  from hgpo_jax import config
+  from hgpo_jax import sharding
+  from hgpo_jax.experiment import footprint
+  from hgpo_jax.experiment import spec as spec_lib
+
+  bindings = list(flags.FLAGS.gin_bindings)
+  if _MODEL.value:  # Stands for the run's own folder, which need not be there.
+    bindings.append(f'PolicySource.folder = {_MODEL.value!r}')
+  spec = config.load(flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment)
+  mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
+  model = _model(_MODEL.value or str(spec.policy.path))
+  return footprint.largest(spec, model, mesh.shape(slice_.chips))
+
+
+def _model(name: str) -> base.ModelConfig:
+  from hgpo_jax.models import configs
+  from hgpo_jax.models import hf
+
+  if name in configs.CONFIGS:
+    return configs.CONFIGS[name]
+  if not pathlib.Path(name).is_dir():
+    raise ValueError(
+        f'{name!r} is neither a folder nor one of {", ".join(configs.CONFIGS)};'
+        ' set --model'
+    )
+  return hf.read_config(name)
+
+
+def axes(text: str) -> dict[str, int]:
+  """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or the rest."""
+  found = {}
+  for part in filter(None, text.split(',')):
+    axis, _, size = part.partition('=')
+    if axis not in ('data', 'fsdp', 'tensor') or not size.lstrip('-').isdigit():
+      raise ValueError(
+          f'--mesh={text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
+      )
+    found[axis] = int(size)
+  return found
+
+
+if __name__ == '__main__':
+  app.run(main)

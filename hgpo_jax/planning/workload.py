@@ -1,0 +1,158 @@
+"""What is asked of each device, as plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+import math
+
+import jax
+
+from hgpo_jax import sharding
+from hgpo_jax.models import base
+from hgpo_jax.models import lora as lora_lib
+from hgpo_jax.models import qwen2
+from hgpo_jax.models import qwen2_params
+
+BYTES = {'float32': 4, 'bfloat16': 2}
+
+_Axes = tuple[str | None, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """One iteration of training, at its largest.
+
+  Attributes:
+    model: shapes of the policy.
+    mesh: sizes of (data, fsdp, tensor).
+    compute_dtype: of activations; 'float32' or 'bfloat16'.
+    remat: whether a layer's activations are made again in the backward pass.
+    lora: the kind of adapter that is trained; None for all weights.
+    reference: whether the loss has a KL to a reference policy.
+    moment_dtype: of the first moment.
+    rows: of a forward and backward pass, on each data-parallel share.
+    length: tokens of a row, with padding.
+    response: scored tokens of a row, with padding.
+    logits_tokens: positions whose logits are held at once, on each share.
+    minibatch_steps: steps of one optimizer update.
+    epochs: passes over the steps.
+    episodes: of an iteration.
+    steps: of an episode.
+    prompt: tokens of a prompt, with padding.
+    new_tokens: of a response, at most.
+    sampler_rows: rows of the largest batch that is sampled, over all devices.
+  """
+
+  model: base.ModelConfig
+  mesh: tuple[int, int, int]
+  compute_dtype: str = 'bfloat16'
+  remat: bool = True
+  lora: lora_lib.LoRA | None = None
+  reference: bool = True
+  moment_dtype: str = 'float32'
+  rows: int = 1
+  length: int = 2560
+  response: int = 512
+  logits_tokens: int = 1024
+  minibatch_steps: int = 256
+  epochs: int = 1
+  episodes: int = 128
+  steps: int = 50
+  prompt: int = 2048
+  new_tokens: int = 512
+  sampler_rows: int = 128
+
+  @property
+  def shares(self) -> int:
+    """Data-parallel shares: parts that the rows of a batch are split into."""
+    return self.mesh[0] * self.mesh[1]
+
+  @property
+  def width(self) -> int:
+    """Bytes of a number in the compute dtype."""
+    return BYTES[self.compute_dtype]
+
+  @property
+  def total_steps(self) -> int:
+    """Steps of an iteration if every episode takes them all."""
+    return self.episodes * self.steps
+
+  def check(self) -> None:
+    """Raises ValueError unless the mesh divides the model's axes."""
+    mesh = jax.sharding.AbstractMesh(self.mesh, sharding.MESH_AXES)
+    sharding.check_divides(mesh, qwen2.Qwen2(self.model).axis_sizes())
+
+  def parameters(self) -> Parameters:
+    """Numbers of the policy's own weights."""
+    return _own(self.model, self.mesh)
+
+  def trained(self) -> Parameters:
+    """Numbers of what is trained: all weights, or an adapter."""
+    if self.lora is None:
+      return self.parameters()
+    return _adapter(self.model, self.mesh, self.lora)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameters:
+  """How many numbers a parameter tree has.
+
+  Attributes:
+    whole: of the tree.
+    share: of the tree, on one device.
+    layers: of the tree without embedding, head and final norm.
+  """
+
+  whole: int
+  share: float
+  layers: int
+
+
+@functools.cache
+def _own(model: base.ModelConfig, mesh: tuple[int, int, int]) -> Parameters:
+  groups = {
+      name: [(s.shape, s.axes) for s in jax.tree.leaves(part)]
+      for name, part in qwen2_params.specs(model).items()
+  }
+  return _count(groups, mesh)
+
+
+@functools.cache
+def _adapter(
+    model: base.ModelConfig, mesh: tuple[int, int, int], spec: lora_lib.LoRA
+) -> Parameters:
+  functions = qwen2.Qwen2(model)
+  shapes = jax.eval_shape(
+      lambda key: spec.init(functions.init(key), key), jax.random.key(0)
+  )
+  axes = spec.logical_axes(functions.logical_axes())
+  pairs = jax.tree.map(lambda x, a: (x.shape, a), shapes, axes)
+  is_pair = lambda x: isinstance(x, tuple)
+  return _count({'layers': jax.tree.leaves(pairs, is_leaf=is_pair)}, mesh)
+
+
+def _count(
+    groups: Mapping[str, list[tuple[tuple[int, ...], _Axes]]],
+    mesh: tuple[int, int, int],
+) -> Parameters:
+  whole = {
+      name: sum(math.prod(shape) for shape, _ in leaves)
+      for name, leaves in groups.items()
+  }
+  share = sum(
+      math.prod(shape) / _ways(mesh, axes)
+      for leaves in groups.values()
+      for shape, axes in leaves
+  )
+  return Parameters(
+      whole=sum(whole.values()), share=share, layers=whole['layers']
+  )
+
+
+def _ways(mesh: tuple[int, int, int], axes: _Axes) -> int:
+  """Into how many parts the mesh splits an array with these axes."""
+  sizes = dict(zip(sharding.MESH_AXES, mesh))
+  names = (sharding.RULES[a] for a in axes if a is not None)
+  return math.prod(sizes[name] for rule in names for name in rule)

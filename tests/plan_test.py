@@ -1,0 +1,58 @@
+"""The entry point that plans, in one process."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from hgpo_jax import plan
+from hgpo_jax import sharding
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_QUICKSTART = '--gin_file=runs/quickstart.gin'
+
+
+def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
+  return subprocess.run(
+      [sys.executable, '-m', 'hgpo_jax.plan', *arguments],
+      cwd=_ROOT,
+      env=os.environ | {'PYTHONPATH': str(_ROOT)},
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+
+
+def test_a_model_and_a_slice_are_enough():
+  done = _run('--model=3b', '--tpu=v6e-16', '--mesh=fsdp=8,tensor=2')
+  assert done.returncode == 0, done.stderr
+  assert 'mesh      data=1 fsdp=8 tensor=2' in done.stdout
+  assert 'fits' in done.stdout and 'tokens/s' in done.stdout
+
+
+def test_a_run_is_planned_with_its_own_knobs():
+  done = _run(_QUICKSTART, '--devices=a100')
+  assert done.returncode == 0, done.stderr
+  assert '128 episodes of at most 20 steps, 208 + 16 tokens' in done.stdout
+  assert '32 rows of 224 tokens' in done.stdout
+
+
+def test_a_mistake_is_one_line():
+  done = _run('--model=1.5b', '--devices=h100x8', '--mesh=fsdp=2,tensor=4')
+  assert done.returncode == 1
+  assert done.stderr.strip().splitlines()[-1] == (
+      "error: The mesh splits 'kv_heads' (2) over tensor=4, but 2 is not"
+      ' divisible by 4. Set Mesh.tensor so that the product divides 2.'
+  )
+
+
+def test_a_mesh_as_text():
+  assert plan.axes('') == {}
+  assert plan.axes('data=2,fsdp=-1') == {'data': 2, 'fsdp': -1}
+  assert sharding.Mesh(**plan.axes('tensor=2')).shape(8) == (1, 4, 2)
+  with pytest.raises(ValueError, match="'pipe=2' is not one of data=N, fsdp"):
+    plan.axes('data=2,pipe=2')

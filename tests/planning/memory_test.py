@@ -1,0 +1,113 @@
+"""The plan against arrays that exist and against the compiler."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import memory as benchmark
+from hgpo_jax import sharding
+from hgpo_jax.learner import optimizer as optimizer_lib
+from hgpo_jax.learner import train_state
+from hgpo_jax.models import base
+from hgpo_jax.models import configs
+from hgpo_jax.models import lora
+from hgpo_jax.models import qwen2
+from hgpo_jax.planning import memory
+from hgpo_jax.planning import workload
+
+_SMALL = base.ModelConfig(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+)
+
+
+def _on_first_device(tree) -> int:
+  return sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.parametrize('adapter', [None, lora.LoRA(rank=4)])
+@pytest.mark.parametrize('moment', ['float32', 'bfloat16'])
+def test_weights_and_moments_are_what_a_device_holds(adapter, moment):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  mesh = sharding.Mesh(data=2, fsdp=2, tensor=2).make_mesh()
+  model = qwen2.Qwen2(_SMALL)
+  axes = model.logical_axes()
+  base_params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
+  params = base_params
+  if adapter is not None:
+    params = adapter.init(params, jax.random.key(0))
+    axes = adapter.logical_axes(axes)
+  placed = sharding.put(params, sharding.param_shardings(mesh, axes))
+  spec = optimizer_lib.AdamW(first_moment_dtype=moment)
+  state = train_state.create(placed, spec.make())
+  work = workload.Workload(
+      _SMALL, (2, 2, 2), lora=adapter, moment_dtype=moment, reference=False
+  )
+  parts = memory.need(work)['gradient'].parts
+  held = _on_first_device(state.params)
+  if adapter is not None:
+    where = sharding.param_shardings(mesh, model.logical_axes())
+    held += _on_first_device(sharding.put(base_params, where))
+  assert parts['weights'] == held
+  counts = 3 * 4  # Steps of the optimizer, of the schedule, and skipped ones.
+  assert parts['moments'] == _on_first_device(state.opt_state) - counts
+
+
+@pytest.mark.parametrize(
+    ('name', 'mesh'), [('1.5b', (1, 8, 1)), ('7b', (1, 2, 4))]
+)
+def test_an_update_needs_what_the_compiler_says(name, mesh):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  row = benchmark.measure(name, mesh, layers=2)
+  for part, compiled in row['compiled'].items():
+    planned = row['planned'][part]
+    assert abs(planned / compiled - 1) < 0.15, (part, compiled, planned)
+
+
+def test_published_sizes():
+  """Parameters of the models as their makers give them."""
+  for name, billions in (
+      ('0.5b', 0.494),
+      ('1.5b', 1.544),
+      ('3b', 3.086),
+      ('7b', 7.616),
+      ('14b', 14.77),
+  ):
+    work = workload.Workload(configs.CONFIGS[name], (1, 1, 1))
+    assert work.parameters().whole / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_what_makes_which_part_smaller():
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1), rows=4)
+
+  def parts(phase, **fields):
+    return memory.need(dataclasses.replace(work, **fields))[phase].parts
+
+  gradient = parts('gradient')
+  assert parts('gradient', mesh=(1, 16, 1))['moments'] == pytest.approx(
+      gradient['moments'] / 2, rel=1e-3
+  )
+  assert 'reference' not in parts('gradient', reference=False)
+  kept = parts('gradient', rows=2)['kept activations']
+  assert kept == gradient['kept activations'] / 2
+  kept = parts('gradient', remat=False)['kept activations']
+  assert kept > 10 * gradient['kept activations']
+  adapter = parts('gradient', lora=lora.LoRA(base_dtype='bfloat16'))
+  assert adapter['weights'] < 0.6 * gradient['weights']
+  assert adapter['moments'] < 0.1 * gradient['moments']
+  rollout = parts('rollout')
+  cache = parts('rollout', compute_dtype='float32')['KV cache']
+  assert cache == 2 * rollout['KV cache']
+  # 28 KiB a token: 2 x 28 layers x 2 heads x 128 numbers of 2 bytes.
+  assert rollout['KV cache'] == 128 / 8 * (2048 + 511) * 28 * 1024
