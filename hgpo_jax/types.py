@@ -199,7 +199,7 @@ class PolicyBatch:
     rollout: the rows of tokens.
     advantage_BR: float32, the step's advantage on each response token.
     old_logprobs_BR: float32, of the policy that the ratio is taken to, scored
-      by the learner; whatever on padding.
+      by the learner or as sampled; whatever on padding.
     ref_logprobs_BR: float32, of the reference policy; None without one.
   """
 

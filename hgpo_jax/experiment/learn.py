@@ -20,7 +20,6 @@ from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.experiment import text_vectors
 from hgpo_jax.io import metrics as metrics_io
-from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 
 
@@ -96,8 +95,7 @@ def _update(
   """Log-probs and updates; no step, no update."""
   if not steps:
     return state, {'update/count': 0.0}
-  rollout, old_BR, reference_BR = _score(spec, player, learner, state, steps)
-  batch = minibatch.policy_batch(rollout, advantage_N, old_BR, reference_BR)
+  batch, gap = _batch(spec, player, learner, state, steps, advantage_N)
   seen = []
   for epoch in range(spec.minibatches.epochs):
     for part in minibatch.split(
@@ -111,20 +109,21 @@ def _update(
       state, metrics = learner.update(state, part)
       seen.append(metrics)
   return state, {
-      **scorer_lib.logprob_gap(rollout, old_BR),
+      **gap,
       **_mean(jax.device_get(seen)),
       'update/count': float(len(seen)),
   }
 
 
-def _score(
+def _batch(
     spec: spec_lib.Experiment,
     player: runtime_lib.Player,
     learner: runtime_lib.Learner,
     state: train_state.TrainState,
     steps: Sequence[types.Step],
-) -> tuple[types.RolloutBatch, np.ndarray, np.ndarray | None]:
-  """The steps as rows, with the trainer's own and the reference log-probs."""
+    advantage_N: np.ndarray,
+) -> tuple[types.PolicyBatch, types.Metrics]:
+  """The steps as rows with what the loss needs; how the two models differ."""
   rows = _pass_rows(spec, player)
   rollout = pack.pad_steps(
       steps,
@@ -132,16 +131,20 @@ def _score(
       response_buckets=spec.minibatches.response_buckets,
   )
 
-  def score(params):
-    parts = minibatch.by_length(rollout, spec.minibatches, rows)
+  passes = lambda: minibatch.by_length(rollout, spec.minibatches, rows)
+
+  def score(params, parts):
     shape = rollout.action_mask_BR.shape
     return learner.scorer.score_parts(params, parts, shape)[0]
 
-  reference = learner.reference
+  policy, reference = learner.policy(state), learner.reference
+  old_BR, gap = spec.old_logprobs.choose(
+      rollout, passes(), lambda parts: score(policy, parts)
+  )
+  reference_BR = None if reference is None else score(reference, passes())
   return (
-      rollout,
-      score(learner.policy(state)),
-      None if reference is None else score(reference),
+      minibatch.policy_batch(rollout, advantage_N, old_BR, reference_BR),
+      gap,
   )
 
 

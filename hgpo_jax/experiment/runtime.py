@@ -156,7 +156,11 @@ def make_state(
   if frozen is not None:
     what = f'frozen; {count(trained):.1f} M of adapters are trained'
   logging.info('policy of %.1f M parameters, %s', count(start), what)
-  return start, frozen, train_state.create(trained, spec.optimizer.make())
+  with starting():
+    state = train_state.create(
+        trained, spec.optimizer.make(), spec.optimizer.moments_on
+    )
+  return start, frozen, state
 
 
 def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:

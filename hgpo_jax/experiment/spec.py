@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from typing import Literal
 
 from hgpo_jax import assets
 from hgpo_jax import config
@@ -11,8 +12,8 @@ from hgpo_jax import sharding
 from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import minibatch
 from hgpo_jax.envs import base as envs
-from hgpo_jax.envs import pool as pool_lib
-from hgpo_jax.envs import ray_pool
+from hgpo_jax.experiment import old_logprobs as old_logprobs_lib
+from hgpo_jax.experiment import workers as workers_lib
 from hgpo_jax.io import metrics
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.losses import ppo
@@ -36,17 +37,31 @@ class PolicySource:
       bare name of a folder in hgpo_jax/assets works too. Never downloaded.
     remat: recompute activations in the backward pass; less memory, more time.
     compute_dtype: of activations; parameters and moments stay in float32.
+    attention: kernel of training and scoring. 'xla' runs everywhere, 'cudnn'
+      on an NVIDIA GPU and 'splash' on a TPU, both with compute_dtype =
+      'bfloat16'; 'auto' takes the one of the device where it can.
+    keep_attention: with `remat`, keep what attention gave rather than attend
+      again; False takes less memory and more time.
+    mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
+      other; more take less memory.
   """
 
   folder: str = config.REQUIRED
   remat: bool = True
   compute_dtype: str = 'float32'
+  attention: Literal['auto', 'xla', 'cudnn', 'splash'] = 'auto'
+  keep_attention: bool = True
+  mlp_parts: int = 1
 
   def __post_init__(self) -> None:
     if self.compute_dtype not in ('float32', 'bfloat16'):
       raise ValueError(
           f'PolicySource.compute_dtype is {self.compute_dtype!r}; expected'
           " 'float32' or 'bfloat16'"
+      )
+    if self.mlp_parts < 1:
+      raise ValueError(
+          f'PolicySource.mlp_parts is {self.mlp_parts}; expected at least 1'
       )
 
   @property
@@ -83,7 +98,15 @@ class PolicySource:
     shapes = hf.read_config(self.path)
     tokenizer = tokenizer_lib.ChatTokenizer(self.path)
     tokenizer_lib.check_vocab(tokenizer, shapes.vocab_size)
-    return qwen2.Qwen2(shapes, self.remat, self.compute_dtype), tokenizer
+    model = qwen2.Qwen2(
+        shapes,
+        self.remat,
+        self.compute_dtype,
+        self.attention,
+        self.keep_attention,
+        self.mlp_parts,
+    )
+    return model, tokenizer
 
   def check_weights(self) -> None:
     """Looks at the heads of the weight files only.
@@ -98,72 +121,6 @@ class PolicySource:
   def load(self, model: qwen2.Qwen2) -> models.Params:
     """The parameters, float32, on the host."""
     return hf.load_params(self.path, model.config)
-
-
-@config.configurable
-@dataclasses.dataclass(frozen=True)
-class Workers:
-  """Processes that run environments; results do not depend on these numbers.
-
-  Attributes:
-    processes: worker processes; about one a core.
-    slots: live environments; 0 for one an episode of a training iteration.
-    start_timeout_s: until all workers must be ready.
-    reset_timeout_s: for one reset.
-    step_timeout_s: for one step.
-    recycle_episodes: a process that started so many episodes is replaced by a
-      fresh one before its next; 0 for never.
-    ray_nodes: nodes of a Ray cluster to run `processes` on, each; 0 for this
-      machine. `$RAY_ADDRESS` names the cluster.
-  """
-
-  processes: int = 2
-  slots: int = 0
-  start_timeout_s: float = 120.0
-  reset_timeout_s: float = 60.0
-  step_timeout_s: float = 20.0
-  recycle_episodes: int = 20_000
-  ray_nodes: int = 0
-
-  def __post_init__(self) -> None:
-    if self.processes < 1 or min(self.slots, self.ray_nodes) < 0:
-      raise ValueError(
-          'Workers needs processes >= 1, slots >= 0 and ray_nodes >= 0, got'
-          f' {self.processes}, {self.slots} and {self.ray_nodes}'
-      )
-    for name in ('start_timeout_s', 'reset_timeout_s', 'step_timeout_s'):
-      if getattr(self, name) <= 0:
-        raise ValueError(
-            f'Workers.{name} is {getattr(self, name)}; expected more than 0'
-            ' seconds'
-        )
-    if self.recycle_episodes < 0:
-      raise ValueError(
-          f'Workers.recycle_episodes is {self.recycle_episodes}; expected at'
-          ' least 0, which keeps processes for good'
-      )
-
-  def check(self) -> None:
-    """Raises ImportError if what runs the processes is not installed."""
-    if self.ray_nodes:
-      ray_pool.check()
-
-  def open(
-      self, env: envs.EnvSpec, episodes: int
-  ) -> pool_lib.EnvPool | ray_pool.RayPool:
-    """Starts the pool; call it before jax touches a device."""
-    slots = self.slots or episodes
-    limits = {
-        'reset_timeout_s': self.reset_timeout_s,
-        'step_timeout_s': self.step_timeout_s,
-        'start_timeout_s': self.start_timeout_s,
-        'recycle_episodes': self.recycle_episodes,
-    }
-    if self.ray_nodes:
-      return ray_pool.RayPool(
-          env, slots, self.processes, self.ray_nodes, **limits
-      )
-    return pool_lib.EnvPool(env, slots, min(self.processes, slots), **limits)
 
 
 @config.configurable
@@ -222,6 +179,7 @@ class Experiment:
     optimizer: the optimizer.
     minibatches: from steps to updates.
     evaluation: how and when the policy is evaluated.
+    old_logprobs: the probabilities that the ratio is taken to.
     lora: adapters that are trained in place of the policy's own weights; None
       to train those.
     mesh: how devices are arranged.
@@ -250,9 +208,10 @@ class Experiment:
   optimizer: optimizer_lib.AdamW = config.REQUIRED
   minibatches: minibatch.Minibatches = config.REQUIRED
   evaluation: Evaluation = config.REQUIRED
+  old_logprobs: old_logprobs_lib.OldLogprobs = old_logprobs_lib.OldLogprobs()
   lora: lora_lib.LoRA | None = None
   mesh: sharding.Mesh = sharding.Mesh()
-  workers: Workers = config.may_change(Workers())
+  workers: workers_lib.Workers = config.may_change(workers_lib.Workers())
   logging: metrics.Logging = config.may_change(metrics.Logging())
   split: str = 'train'
   tasks_per_iteration: int = 16

@@ -36,6 +36,10 @@ class AdamW:
     first_moment_dtype: how the first moment is kept; 'bfloat16' takes 2 bytes
       a parameter less. The second stays in float32: with b2 near 1 its steps
       would be rounded away.
+    moments_on: where both moments lie between updates. 'device': beside the
+      parameters. 'host': in the host's pinned memory, which leaves that of the
+      device to activations; an update moves them to the device and back.
+      'auto': 'host' on accelerators that can, else 'device'.
   """
 
   learning_rate: float = 1e-6
@@ -49,6 +53,7 @@ class AdamW:
   decay_steps: int = 0
   final_fraction: float = 0.0
   first_moment_dtype: Literal['float32', 'bfloat16'] = 'float32'
+  moments_on: Literal['device', 'host', 'auto'] = 'device'
 
   def __post_init__(self):
     for name in ('learning_rate', 'eps', 'max_grad_norm'):

@@ -11,6 +11,8 @@ import optax
 
 from hgpo_jax import sharding
 
+_HOST = 'pinned_host'
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +30,24 @@ class TrainState:
   updates: jax.Array
 
 
-def create(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
+def create(
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    moments_on: str = 'device',
+) -> TrainState:
   """A fresh state for `params`, which lie where they shall lie.
 
   A subtree that mirrors the parameters (a moment) lies like them, so that the
   optimizer is split over fsdp as the parameters are; everything else (counts)
   is replicated. The parameters are copied: an update eats its state.
+
+  Args:
+    params: the parameters.
+    optimizer: the optimizer.
+    moments_on: as `AdamW.moments_on`.
+
+  Raises:
+    ValueError: the devices cannot keep moments on the host.
   """
   init = lambda p: TrainState(
       jax.tree.map(jnp.copy, p), optimizer.init(p), jnp.zeros((), jnp.int32)
@@ -46,7 +60,51 @@ def create(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
       jax.eval_shape(init, params),
       is_leaf=mirrors,
   )
-  return jax.jit(init, out_shardings=shardings)(params)
+  state = jax.jit(init, out_shardings=shardings)(params)
+  device, *_ = state.updates.devices()
+  if not _on_host(moments_on, device):
+    return state
+  place = lambda x, where: (
+      jax.tree.map(lambda y: y.with_memory_kind(_HOST), where)
+      if mirrors(x)
+      else where
+  )
+  shardings = jax.tree.map(
+      place, state.opt_state, shardings.opt_state, is_leaf=mirrors
+  )
+  opt_state = jax.device_put(state.opt_state, shardings)
+  return dataclasses.replace(state, opt_state=opt_state)
+
+
+def move(tree: Any, shardings: Any) -> Any:
+  """The arrays in other places; those that are there already as they are."""
+  return jax.tree.map(
+      lambda x, to: x if x.sharding == to else jax.device_put(x, to),
+      tree,
+      shardings,
+  )
+
+
+def device_sharding(where: jax.sharding.Sharding) -> jax.sharding.Sharding:
+  """The same split, in the devices' own memory."""
+  if where.memory_kind != _HOST:
+    return where
+  device, *_ = where.device_set
+  return where.with_memory_kind(device.default_memory().kind)
+
+
+def _on_host(moments_on: str, device: jax.Device) -> bool:
+  can = _HOST in {memory.kind for memory in device.addressable_memories()}
+  if moments_on == 'host' and not can:
+    raise ValueError(
+        f"AdamW.moments_on = 'host' needs devices with {_HOST!r} memory, which"
+        f" {device.platform!r} devices have not; set it to 'device' or 'auto'"
+    )
+  # On CPU both memories are the same, and moving gains nothing.
+  wanted = moments_on == 'host' or (
+      moments_on == 'auto' and device.platform != 'cpu'
+  )
+  return wanted and can
 
 
 def _replicated(shardings: Any) -> jax.sharding.Sharding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import dataclasses
 import functools
 import operator
 from typing import Any, NamedTuple
@@ -23,6 +24,11 @@ from hgpo_jax.models import base
 from hgpo_jax.models import lora
 
 Metrics = dict[str, jax.Array]
+
+# XLA's default on CPU runs what it can side by side and holds it all at once.
+_LEAST_MEMORY = {
+    'xla_cpu_scheduler_type': 'CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED'
+}
 
 
 class Update:
@@ -112,7 +118,19 @@ class Update:
         sums = self._programs.add(
             state.params, sums, self._frozen_params, batch, denominators
         )
-      return self._programs.apply(state, *sums)
+      return self._apply(state, sums)
+
+  def _apply(
+      self, state: train_state.TrainState, sums: tuple[base.Params, Metrics]
+  ) -> tuple[train_state.TrainState, Metrics]:
+    """Fetches moments that lie on the host only now that gradients are there."""
+    home = jax.tree.map(lambda x: x.sharding, state.opt_state)
+    near = jax.tree.map(train_state.device_sharding, home)
+    moved = lambda state, to: dataclasses.replace(
+        state, opt_state=train_state.move(state.opt_state, to)
+    )
+    state, metrics = self._programs.apply(moved(state, near), *sums)
+    return moved(state, home), metrics
 
   def programs(
       self,
@@ -137,13 +155,26 @@ class Update:
       return _apply(self._optimizer, transform, state, grads, metrics)
 
     # Pinned, since propagation may choose other shardings than the state's.
-    where = jax.tree.map(lambda x: x.sharding, state)
+    where = jax.tree.map(
+        lambda x: train_state.device_sharding(x.sharding), state
+    )
     sums = (where.params, None)
     return Programs(
         jax.jit(zeros, out_shardings=sums),
-        jax.jit(add, out_shardings=sums, donate_argnums=1),
+        jax.jit(
+            add,
+            out_shardings=sums,
+            donate_argnums=1,
+            compiler_options=_compiler_options(state),
+        ),
         jax.jit(apply, out_shardings=(where, None), donate_argnums=0),
     )
+
+
+def _compiler_options(state: train_state.TrainState) -> dict[str, str] | None:
+  devices = state.updates.sharding.device_set
+  (platform,) = {device.platform for device in devices}
+  return _LEAST_MEMORY if platform == 'cpu' else None
 
 
 class Programs(NamedTuple):
@@ -177,6 +208,7 @@ def micro_batch_loss(
       batch.rollout.row_weight_B,
       denominators,
       batch.rollout.step_BR,
+      batch.rollout.sampler_logprobs_BR,
   )
 
 

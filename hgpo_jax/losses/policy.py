@@ -68,6 +68,20 @@ def sequence_log_ratio(
   return jnp.minimum(value_BR, _SEQUENCE_LOG_RATIO_LIMIT)
 
 
+def truncated_weight(
+    log_ratio_BR: jax.Array, most: float
+) -> tuple[jax.Array, jax.Array]:
+  """min(r, most) without a gradient, and 1 where it was cut (Yao et al. 2025).
+
+  The ratio is between two models that should be one, so it is near 1; cutting
+  it bounds what a token that the sampler hardly gave can weigh.
+  """
+  log_ratio_BR = jax.lax.stop_gradient(log_ratio_BR)
+  weight_BR = jnp.exp(jnp.minimum(log_ratio_BR, _LOG_RATIO_LIMIT))
+  cut_BR = (weight_BR > most).astype(weight_BR.dtype)
+  return jnp.minimum(weight_BR, most), cut_BR
+
+
 def ppo_clip(
     log_ratio_BR: jax.Array,
     advantage_BR: jax.Array,

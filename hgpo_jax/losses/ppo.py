@@ -36,6 +36,10 @@ class PPOLoss:
     norm_length: tokens that 'seq-mean-token-sum-norm' divides by, such as
       the limit on new tokens; 0 with the other aggregations.
     ratio: 'token', or 'sequence' for GSPO.
+    tis_clip: truncated importance sampling (Yao et al. 2025): the policy term
+      of a token counts min(p_old / p_sampler, tis_clip) times, which corrects
+      for a sampler that rounds, or is an update behind. 0 for none, usual is
+      2. Where the old log-probs are the sampler's it does nothing.
   """
 
   clip_low: float = 0.2
@@ -47,9 +51,16 @@ class PPOLoss:
   aggregation: str = aggregate.TOKEN_MEAN
   norm_length: int = 0
   ratio: str = 'token'
+  tis_clip: float = 0.0
 
   def __post_init__(self):
-    for name in ('clip_low', 'clip_high', 'entropy_coef', 'kl_coef'):
+    for name in (
+        'clip_low',
+        'clip_high',
+        'entropy_coef',
+        'kl_coef',
+        'tis_clip',
+    ):
       if not 0.0 <= getattr(self, name) < math.inf:
         raise ValueError(
             f'PPOLoss.{name} is {getattr(self, name)}, expected a finite'
@@ -116,6 +127,7 @@ class PPOLoss:
       row_weight_B: jax.Array,
       denominators: aggregate.Denominators,
       step_BR: jax.Array | None = None,
+      sampler_logprobs_BR: jax.Array | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """A micro-batch's share of the minibatch's loss and metrics; add them up.
 
@@ -129,6 +141,7 @@ class PPOLoss:
       row_weight_B: 1 for real rows, 0 for rows added as padding.
       denominators: `denominators` of the whole minibatch.
       step_BR: the step of each token; None where a row is one step.
+      sampler_logprobs_BR: of the sampler; None only with tis_clip = 0.
     """
     if ref_logprobs_BR is None and self.kl_coef:
       raise ValueError(
@@ -142,8 +155,17 @@ class PPOLoss:
     )
     log_ratio_BR = policy.token_log_ratio(logprobs_BR, old_logprobs_BR, mask_BR)
     terms = self._policy(log_ratio_BR, advantage_BR, mask_BR, step_BR)
-    loss = total(terms.loss_BR)
-    metrics = {
+    metrics = {}
+    policy_BR = terms.loss_BR
+    if self.tis_clip:
+      weight_BR, cut_BR = self._correction(
+          old_logprobs_BR, sampler_logprobs_BR, mask_BR
+      )
+      policy_BR = weight_BR * policy_BR
+      metrics['policy/tis_weight'] = aggregate.token_mean(weight_BR, *share)
+      metrics['policy/tis_cut_frac'] = aggregate.token_mean(cut_BR, *share)
+    loss = total(policy_BR)
+    metrics |= {
         'loss/policy': loss,
         'policy/clip_frac': aggregate.token_mean(terms.clipped_BR, *share),
         'policy/clip_frac_lower': aggregate.token_mean(
@@ -165,6 +187,22 @@ class PPOLoss:
       loss += self.kl_coef * total(kl_BR)
     metrics['loss/total'] = loss
     return loss, metrics
+
+  def _correction(
+      self,
+      old_logprobs_BR: jax.Array,
+      sampler_logprobs_BR: jax.Array | None,
+      mask_BR: jax.Array,
+  ) -> tuple[jax.Array, jax.Array]:
+    if sampler_logprobs_BR is None:
+      raise ValueError(
+          f'PPOLoss.tis_clip is {self.tis_clip} but there are no log-probs of'
+          ' the sampler: give the loss those, or set PPOLoss.tis_clip = 0.0'
+      )
+    return policy.truncated_weight(
+        policy.token_log_ratio(old_logprobs_BR, sampler_logprobs_BR, mask_BR),
+        self.tis_clip,
+    )
 
   def _policy(
       self,

@@ -16,11 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from hgpo_jax import sharding
+from hgpo_jax.models import attention
 from hgpo_jax.models import base
+from hgpo_jax.models import blockwise
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
+from hgpo_jax.models import quantize
 from hgpo_jax.models import qwen2_params
 
+_ATTENDED = jax.checkpoint_policies.save_only_these_names(blockwise.RESIDUALS)
 # Attends from queries to keys and values: (q_BTHh, k_BTKh, v_BTKh) -> BTHh.
 _Attend = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -35,11 +39,19 @@ class Qwen2:
       keep its activations.
     compute_dtype: dtype of activations and of the kernels where they are
       used; norms, softmax and logits stay in float32.
+    attention: kernel of `hidden`, one of `attention.KERNELS`.
+    keep_attention: with `remat`, keep what attention gave rather than attend
+      again: an array [B, T, H h] a layer.
+    mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
+      other, so that a layer never holds all of [B, T, F] at once.
   """
 
   config: base.ModelConfig
   remat: bool = True
   compute_dtype: Any = jnp.float32
+  attention: str = 'auto'
+  keep_attention: bool = True
+  mlp_parts: int = 1
 
   def init(self, key: jax.Array) -> base.Params:
     """Float32 parameters: normal(0.02) kernels, unit norms, zero biases."""
@@ -69,22 +81,18 @@ class Qwen2:
   ) -> jax.Array:
     """Final normed hidden states [B, T, D]; causal inside each segment.
 
-    Segment 0 is padding: nothing attends to it, its output is finite.
+    Segment 0 is padding: no other segment attends to it, its output is finite.
     """
-    length = tokens_BT.shape[1]
-    same_BTS = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-    real_B1S = (segment_ids_BT != 0)[:, None, :]
-    mask_BTS = same_BTS & real_B1S & jnp.tri(length, dtype=bool)
     rotary = layers.rotary_angles(self.config, positions_BT)
 
     def attend(q, k, v):
-      return self._attention(q, _heads_first(k), _heads_first(v), mask_BTS)
+      return attention.attention(q, k, v, segment_ids_BT, self.attention)
 
     def body(x_BTD, layer):
       return self._block(layer, x_BTD, rotary, attend), None
 
     if self.remat:
-      body = jax.checkpoint(body)
+      body = jax.checkpoint(body, policy=self._kept)
     x_BTD = self._embed(params, tokens_BT)
     x_BTD, _ = jax.lax.scan(body, x_BTD, params['layers'])
     return self._final_norm(params, x_BTD)
@@ -172,6 +180,10 @@ class Qwen2:
     return hidden, base.KVCache(tuple(keys), tuple(values), valid_BS)
 
   @property
+  def _kept(self) -> Callable[..., bool] | None:
+    return _ATTENDED if self.keep_attention else None
+
+  @property
   def _precision(self) -> jax.lax.Precision | None:
     # Accelerators multiply float32 in fewer bits unless told otherwise.
     exact = jnp.dtype(self.compute_dtype) == jnp.float32
@@ -186,9 +198,7 @@ class Qwen2:
     return layers.rms_norm(x_BTD, scale, self.config.rms_norm_eps)
 
   def _dense(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    y = jnp.matmul(
-        x, params['kernel'].astype(x.dtype), precision=self._precision
-    )
+    y = quantize.matmul(params, x, self._precision)
     y = lora.add(params, x, y, self._precision)
     return y + params['bias'].astype(x.dtype) if 'bias' in params else y
 
@@ -213,13 +223,17 @@ class Qwen2:
     q, k = layers.rotate(q, rotary), layers.rotate(k, rotary)
     out = attend(q, k, v).reshape(*batch_time, -1)
     x_BTD = x_BTD + self._dense(layer['attention']['o'], out)
+    parts = self.mlp_parts if self.remat else 1
+    x_BTD = layers.in_parts(lambda x: self._mlp(layer, x), x_BTD, parts)
+    return _constrain_residual(x_BTD)
+
+  def _mlp(self, layer: base.Params, x_BTD: jax.Array) -> jax.Array:
     norm_BTD = layers.rms_norm(
-        x_BTD, layer['mlp_norm']['scale'], config.rms_norm_eps
+        x_BTD, layer['mlp_norm']['scale'], self.config.rms_norm_eps
     )
     gate_BTF = jax.nn.silu(self._dense(layer['mlp']['gate'], norm_BTD))
     up_BTF = self._dense(layer['mlp']['up'], norm_BTD)
-    x_BTD = x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
-    return _constrain_residual(x_BTD)
+    return x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
 
   def _attention(
       self,

@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 
-from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import workers
 from tests.envs import toy
 from tests.experiment import runs
 
@@ -28,8 +28,8 @@ def test_a_run_on_ray_is_the_run_on_this_machine(policy, one_device, tmp_path):
 def test_a_run_on_ray_that_is_not_installed(
     policy, one_device, tmp_path, monkeypatch
 ):
-  monkeypatch.setattr(spec_lib.ray_pool, 'importlib', mock.MagicMock())
-  spec_lib.ray_pool.importlib.util.find_spec.return_value = None
+  monkeypatch.setattr(workers.ray_pool, 'importlib', mock.MagicMock())
+  workers.ray_pool.importlib.util.find_spec.return_value = None
   run_dir = tmp_path / 'run'
   found = runs.main(*runs.arguments(policy, run_dir, 'Workers.ray_nodes = 2'))
   assert found.startswith(
@@ -41,11 +41,11 @@ def test_a_run_on_ray_that_is_not_installed(
 
 def test_a_negative_number_of_nodes_is_refused():
   with pytest.raises(ValueError, match='ray_nodes >= 0, got 2, 0 and -1'):
-    spec_lib.Workers(ray_nodes=-1)
+    workers.Workers(ray_nodes=-1)
 
 
 def test_pools_of_nothing_are_refused():
   with pytest.raises(
       ValueError, match=r'\(slots, workers, nodes\) = \(1, 0, 1'
   ):
-    spec_lib.ray_pool.RayPool(toy.ToySpec(), 1, 0, 1)
+    workers.ray_pool.RayPool(toy.ToySpec(), 1, 0, 1)

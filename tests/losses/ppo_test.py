@@ -231,3 +231,31 @@ def test_runs_inside_jit():
 def test_bad_settings_are_refused(settings, text):
   with pytest.raises(ValueError, match=text):
     dataclasses.replace(ppo.PPOLoss(), **settings)
+
+
+def test_truncated_importance_sampling_weighs_the_policy_term_alone():
+  batch = batches.minibatch()
+  plain = ppo.PPOLoss(entropy_coef=0.0, kl_coef=0.0)
+  tis = dataclasses.replace(plain, tis_clip=1.5)
+  gap_BR = np.random.default_rng(3).normal(size=batch['mask_BR'].shape)
+  weight_BR = np.minimum(np.exp(gap_BR), 1.5)
+  sampler_BR = batch['old_logprobs_BR'] - jnp.float32(gap_BR)
+  # Whatever stands on padding.
+  sampler_BR = jnp.where(batch['mask_BR'], sampler_BR, jnp.nan)
+  given = {**batch, 'sampler_logprobs_BR': sampler_BR}
+  (got, metrics), (gradient, *_) = batches.evaluate(tis, given)
+  # A weight on a token is a weight on its advantage.
+  weighed = batch | {'advantage_BR': batch['advantage_BR'] * weight_BR}
+  (want, _), (want_gradient, *_) = batches.evaluate(plain, weighed)
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+  np.testing.assert_allclose(gradient, want_gradient, rtol=1e-4, atol=1e-7)
+  counts_BR = batch['mask_BR'] & (batch['row_weight_B'] > 0)[:, None]
+  for name, value_BR in (
+      ('policy/tis_weight', weight_BR),
+      ('policy/tis_cut_frac', weight_BR == 1.5),
+  ):
+    np.testing.assert_allclose(
+        metrics[name], value_BR[np.asarray(counts_BR)].mean(), rtol=1e-5
+    )
+  with pytest.raises(ValueError, match='tis_clip is 1.5 but there are no log-'):
+    batches.evaluate(tis, batch)
