@@ -28,18 +28,29 @@ class _LocalPool:
     self.busiest = 0
     self.resets = []
     self._workers = num_workers
+    self._answers = {}
+    self._steps = set()
     self._envs = [spec.make() for _ in range(num_slots)]
 
   def worker_of(self, slot):
     return slot % self._workers
 
-  def reset(self, tasks):
-    self.resets.append(tasks)
-    return {s: self._ask(self._envs[s].reset, t) for s, t in tasks.items()}
+  def submit(self, acts):
+    tasks = {s: a for s, a in acts.items() if isinstance(a, types.Task)}
+    if tasks:
+      self.resets.append(tasks)
+    self._steps |= acts.keys() - tasks.keys()
+    self.busiest = max(self.busiest, len(self._steps))
+    for slot, act in acts.items():
+      env = self._envs[slot]
+      self._answers[slot] = self._ask(
+          env.reset if slot in tasks else env.step, act
+      )
 
-  def step(self, actions):
-    self.busiest = max(self.busiest, len(actions))
-    return {s: self._ask(self._envs[s].step, a) for s, a in actions.items()}
+  def poll(self, timeout_s=0.0):
+    del timeout_s
+    answers, self._answers, self._steps = self._answers, {}, set()
+    return answers
 
   def _ask(self, act, argument):
     try:
@@ -59,7 +70,7 @@ class _CharTokenizer:
 
 
 class _Scripted:
-  """In place of a sampler: responses by (group's task, steps taken)."""
+  """In place of a sampler and its engine: responses by what the key names."""
 
   spec = sampler_lib.Sampler(200, (2000,), (64,))
 
@@ -68,13 +79,30 @@ class _Scripted:
     self.prompts = []
     self.keys = []
 
-  def prepare(self, params):
-    return params
+  busy = property(lambda self: bool(self._asked))
 
-  def generate(self, params, prompts, row_keys, temperature):
-    self.prompts += list(prompts)
-    self.keys += [tuple(map(int, key)) for key in row_keys]
-    return [self._complete(map(int, key)) for key in row_keys]
+  def open(self, params):
+    self._asked = []
+    return self
+
+  def request(self, prompt, key, temperature, **unused_changes):
+    self.prompts.append(prompt)
+    self.keys.append(tuple(map(int, key)))
+    return self.keys[-1]
+
+  def submit(self, key):
+    self._asked.append(key)
+    return key
+
+  def dispatch(self):
+    pass
+
+  def collect(self):
+    asked, self._asked = self._asked, []
+    return [(key, self._complete(key)) for key in asked]
+
+  def release(self, session):
+    pass
 
   def _complete(self, key):
     _, _, task, trajectory, step = key
@@ -83,7 +111,8 @@ class _Scripted:
     ids = _CharTokenizer().chat(text.removesuffix('...'))
     ids = np.asarray(ids if cut else [*ids, _STOP], np.int32)
     reason = types.LENGTH if cut else types.STOP
-    return sampler_lib.Completion(ids, np.full(ids.size, -1.0), reason)
+    logprobs = np.full(ids.size, -1.0)
+    return sampler_lib.Completion(ids, logprobs, reason, logprobs)
 
 
 def _say(action):
