@@ -7,7 +7,6 @@ in common with what some row holds is not computed again.
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Hashable, Sequence
 import dataclasses
 
@@ -52,9 +51,7 @@ class Engine:
     self._cache: base.KVCache | None = None
     self._entries = 0
     self._tickets = 0
-    self._waiting: collections.deque[tuple[int, requests.Request]] = (
-        collections.deque()
-    )
+    self._waiting: list[tuple[int, requests.Request]] = []
     self._running: dict[int, _Running] = {}
     self._chunk: programs_lib.Chunk | None = None
 
@@ -128,11 +125,16 @@ class Engine:
   def _admit(self) -> None:
     """Gives free rows to waiting requests, and computes their prompts.
 
-    In passes: a prompt that is best copied from one that this pass computes
-    waits for the next pass.
+    Sessions that find their row come before those that would take it. In
+    passes: a prompt that is best copied from one that this pass computes waits
+    for the next pass.
     """
-    room = min(self._slots.free, len(self._waiting))
-    chosen = [self._waiting.popleft() for _ in range(room)]
+    waiting = sorted(
+        self._waiting,
+        key=lambda entry: not self._slots.kept_for(entry[1].session),
+    )
+    chosen = waiting[: self._slots.free]
+    self._waiting = waiting[self._slots.free :]
     if chosen:
       self._fit(max(requests.needed(request) for _, request in chosen))
     while chosen:

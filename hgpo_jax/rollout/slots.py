@@ -59,6 +59,11 @@ class Slots:
     """How many rows are not live."""
     return int((~self.live_S).sum())
 
+  def kept_for(self, session: Hashable | None) -> bool:
+    """Whether a free row still has what this session left there."""
+    owner = self._sessions.get(session, -1)
+    return bool((~self.live_S & (self._owner_S == owner)).any())
+
   def place(self, prompt: np.ndarray, session: Hashable | None) -> Placement:
     """The best row for a prompt, of which at least one must be free.
 
