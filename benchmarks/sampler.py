@@ -78,6 +78,7 @@ def serve_ours(folder: str) -> None:
 
   model = qwen2.Qwen2(hf.read_config(folder))
   params = jax.device_put(hf.load_params(folder, model.config))
+  params = jax.jit(model.decode_params)(params)
   shapes = dict(
       max_new_tokens=workload.NEW,
       row_buckets=(_SLOTS,),

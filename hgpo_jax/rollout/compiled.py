@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 import functools
 import itertools
 from typing import Any
@@ -19,6 +18,13 @@ from hgpo_jax.rollout import requests
 _COPIED = 8
 
 
+@functools.lru_cache(maxsize=16)
+def shared(mesh: object, *args: object) -> Compiled:
+  """The one `Compiled` of these arguments, on a mesh, in this process."""
+  del mesh  # Part of the key: what is compiled for one mesh serves no other.
+  return Compiled(*args)
+
+
 class Compiled:
   """Programs of one model; every call uses up the cache that it is given.
 
@@ -31,30 +37,30 @@ class Compiled:
     copied: rows that one copy computes.
     admissible: (sequences, tokens) that a row is bound to at most; (0, 0)
       where rows are not bound.
-    counts: what has been done so far, 'compilations' among it.
+    compilations: programs traced so far.
   """
 
   def __init__(
       self,
       model: base.LanguageModel,
-      stop_ids: np.ndarray,
+      stop_ids: tuple[int, ...],
       steps: int,
-      rows: Sequence[int],
-      entries: Sequence[int],
-      blocks: Sequence[int],
+      rows: tuple[int, ...],
+      entries: tuple[int, ...],
+      blocks: tuple[int, ...],
       block: int,
       admissible: tuple[int, int],
   ):
     """`steps` is how many tokens a chunk of decoding has at most."""
-    self.rows = tuple(rows)
-    self.entries = tuple(entries)
-    self.blocks = tuple(blocks)
+    self.rows = rows
+    self.entries = entries
+    self.blocks = blocks
     self.block = block
     self.copied = min(_COPIED, self.rows[-1])
     self.admissible = admissible
-    self.counts: collections.Counter[str] = collections.Counter()
+    self.compilations = 0
     self._warm = False
-    static = dict(stop_ids=stop_ids, steps=steps)
+    static = dict(stop_ids=np.asarray(stop_ids, np.int32), steps=steps)
     empty = lambda entries: model.init_cache(self.rows[-1], entries)
     self.lay_out = jax.jit(model.decode_params)
     self.init_cache = self._jit(empty, static_argnums=0)
@@ -94,7 +100,7 @@ class Compiled:
     @functools.wraps(function)
     def counted(*args):
       # Runs when traced, that is once for each shape.
-      self.counts['compilations'] += 1
+      self.compilations += 1
       if self._warm:
         name = getattr(function, 'func', function).__name__
         raise RuntimeError(

@@ -7,6 +7,7 @@ in common with what some row holds is not computed again.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Hashable, Sequence
 import dataclasses
 
@@ -33,7 +34,8 @@ class Engine:
       self,
       compiled: compiled_lib.Compiled,
       params: base.Params,
-      stop_ids: np.ndarray,
+      stop_ids: Sequence[int],
+      counts: collections.Counter[str],
   ):
     """See `sampler.BoundSampler.open`.
 
@@ -41,11 +43,13 @@ class Engine:
       compiled: the compiled programs.
       params: laid out for decoding.
       stop_ids: ids that end a response.
+      counts: what is computed, and what is reused, is added to these.
     """
     count = compiled.rows[-1]
     self._programs = compiled
     self._params = params
-    self._stop_ids = stop_ids
+    self._stop_ids = frozenset(stop_ids)
+    self._counts = counts
     self._slots = slots_lib.Slots(count, compiled.entries[-1])
     self._rows = requests.empty_rows(count, compiled.admissible)
     self._cache: base.KVCache | None = None
@@ -94,12 +98,11 @@ class Engine:
     before_S = self._rows.drawn_B.copy()
     for name, theirs in chunk.moved.items():
       getattr(self._rows, name)[: len(theirs)] = theirs
-    counts = self._programs.counts
-    counts['decode_steps'] += int(chunk.steps)
+    self._counts['decode_steps'] += int(chunk.steps)
     finished = []
     for slot, running in list(self._running.items()):
       new = slice(0, int(self._rows.drawn_B[slot] - before_S[slot]))
-      counts['decoded_tokens'] += new.stop
+      self._counts['decoded_tokens'] += new.stop
       running.parts.append(
           (
               chunk.ids_BK[slot, new],
@@ -118,7 +121,7 @@ class Engine:
       array.flags.writeable = False
     ids, logprobs, model_logprobs = arrays
     self._slots.finish(slot, running.request.prompt, ids)
-    stopped = ids[-1] in self._stop_ids
+    stopped = int(ids[-1]) in self._stop_ids
     reason = types.STOP if stopped else types.LENGTH
     return requests.Completion(ids, logprobs, reason, model_logprobs)
 
@@ -178,9 +181,8 @@ class Engine:
     size, held = self._programs.block, len(prompt) - 1
     last = self._entries - size
     starts = [min(i, last) for i in range(place.kept, held, size)]
-    counts = self._programs.counts
-    counts['reused_tokens'] += place.kept
-    counts['prefilled_tokens'] += held - place.kept
+    self._counts['reused_tokens'] += place.kept
+    self._counts['prefilled_tokens'] += held - place.kept
     blocks = []
     for start in starts:
       tokens_C = np.zeros(size, np.int32)
@@ -203,7 +205,7 @@ class Engine:
       some = list(copies[i : i + size])
       # To copy a row once more changes nothing.
       some += some[-1:] * (size - len(some))
-      self._programs.counts['copied_rows'] += len(copies[i : i + size])
+      self._counts['copied_rows'] += len(copies[i : i + size])
       self._cache = self._programs.copy(
           self._cache,
           np.asarray([place.source for place in some], np.int32),
@@ -217,7 +219,7 @@ class Engine:
       some, blocks = list(blocks[:size]), blocks[size:]
       # So does computing a block once more.
       some += some[-1:] * (size - len(some))
-      self._programs.counts['prefill_calls'] += 1
+      self._counts['prefill_calls'] += 1
       self._cache = self._programs.prefill(
           self._params,
           self._cache,

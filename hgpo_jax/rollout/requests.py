@@ -140,7 +140,7 @@ class Limits(Protocol):
 
 
 def check(
-    request: Request, limits: Limits, stop_ids: np.ndarray, vocab: int
+    request: Request, limits: Limits, stop_ids: Sequence[int], vocab: int
 ) -> None:
   """Refuses what does not fit into the cache, or makes no sense.
 
@@ -191,7 +191,7 @@ def check_filters(rules: Request | Limits, owner: str) -> None:
 
 
 def _check_admissible(
-    request: Request, limits: Limits, stop_ids: np.ndarray, vocab: int
+    request: Request, limits: Limits, stop_ids: Sequence[int], vocab: int
 ) -> None:
   if request.admissible is None:
     return

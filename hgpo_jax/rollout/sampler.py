@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import itertools
 
+import jax
 import numpy as np
 
 from hgpo_jax import config
@@ -112,33 +114,27 @@ class BoundSampler:
     """
     _check_fits(spec, model.config, stop_ids)
     self.spec = spec
-    self._vocab = model.config.vocab_size
-    self._stop_ids = np.asarray(sorted(stop_ids), np.int32)
-    self._compiled = compiled_lib.Compiled(
-        model,
-        self._stop_ids,
-        steps=min(spec.chunk_steps, spec.max_new_tokens),
-        rows=spec.row_buckets,
-        entries=spec.entries,
-        blocks=[n // spec.prefill_block for n in spec.prefill_tokens],
-        block=spec.prefill_block,
-        admissible=spec.admissible,
-    )
+    self._model = model
+    self._stop_ids = tuple(sorted(stop_ids))
+    self._counts: collections.Counter[str] = collections.Counter()
 
   @property
   def compilations(self) -> int:
-    """Programs traced so far; constant once the first engine is open."""
-    return self._compiled.counts['compilations']
+    """Programs traced so far; constant once the first engine is open.
+
+    Samplers with the same spec and model share their programs.
+    """
+    return self._compiled.compilations
 
   @property
   def decode_steps(self) -> int:
     """Decoding steps run so far."""
-    return self._compiled.counts['decode_steps']
+    return self._counts['decode_steps']
 
   @property
   def counts(self) -> dict[str, int]:
     """What has been computed so far, and what was reused instead."""
-    return dict(self._compiled.counts)
+    return dict(self._counts)
 
   def prepare(self, params: base.Params) -> base.Params:
     """Parameters as `generate` is fastest with; make them once a policy."""
@@ -152,7 +148,9 @@ class BoundSampler:
     if not isinstance(params['layers'], tuple):
       params = self.prepare(params)
     self._compiled.warm_up(params)
-    return engine_lib.Engine(self._compiled, params, self._stop_ids)
+    return engine_lib.Engine(
+        self._compiled, params, self._stop_ids, self._counts
+    )
 
   def request(
       self,
@@ -180,7 +178,7 @@ class BoundSampler:
         min_p=spec.min_p,
     )
     request = Request(prompt, key, temperature, **(fields | changes))
-    requests.check(request, spec, self._stop_ids, self._vocab)
+    requests.check(request, spec, self._stop_ids, self._model.config.vocab_size)
     return request
 
   def generate(
@@ -219,6 +217,21 @@ class BoundSampler:
     while engine.busy:
       found |= dict(engine.step())
     return [found[ticket] for ticket in tickets]
+
+  @property
+  def _compiled(self) -> compiled_lib.Compiled:
+    spec = self.spec
+    return compiled_lib.shared(
+        jax.sharding.get_abstract_mesh(),
+        self._model,
+        self._stop_ids,
+        min(spec.chunk_steps, spec.max_new_tokens),
+        tuple(spec.row_buckets),
+        spec.entries,
+        tuple(n // spec.prefill_block for n in spec.prefill_tokens),
+        spec.prefill_block,
+        tuple(spec.admissible),
+    )
 
 
 def _check_buckets(name: str, buckets: Sequence[int]) -> None:
