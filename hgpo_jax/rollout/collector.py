@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 from typing import Protocol
 
@@ -193,11 +194,22 @@ class _Play:
     # derives for the game of one of them serves all.
     slots = range(min(self._pool.num_slots, len(self._waiting)))
     self._begin(sorted(slots, key=self._pool.worker_of))
-    while self._live:
-      self._engine.dispatch()
-      idle = not self._engine.busy
-      self._take(self._pool.poll(_WAIT_S if idle else 0.0))
-      self._act(self._engine.collect())
+    try:
+      while self._live:
+        self._engine.dispatch()
+        idle = not self._engine.busy
+        self._take(self._pool.poll(_WAIT_S if idle else 0.0))
+        self._act(self._engine.collect())
+    except Exception:
+      self._drain()
+      raise
+
+  def _drain(self) -> None:
+    """Leaves no act under way, and no answer for whoever plays next."""
+    with contextlib.suppress(RuntimeError):  # The pool may have been closed.
+      while self._acting and (answers := self._pool.poll(_WAIT_S)):
+        for slot in answers:
+          self._acting.pop(slot, None)
 
   def _begin(self, slots: Sequence[int]) -> None:
     """Starts waiting episodes in free slots."""

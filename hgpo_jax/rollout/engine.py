@@ -80,7 +80,12 @@ class Engine:
     return self.collect()
 
   def dispatch(self) -> None:
-    """Admits what waits and starts a chunk, without waiting for its end."""
+    """Admits what waits and starts a chunk, without waiting for its end.
+
+    A chunk under way is left to `collect`.
+    """
+    if self._chunk is not None:
+      return
     self._admit()
     if self._running:
       high = max(self._running) + 1

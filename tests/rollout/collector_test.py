@@ -1,6 +1,7 @@
 """Collecting episodes of the toy game."""
 
 import dataclasses
+import random
 
 import jax
 import numpy as np
@@ -339,6 +340,44 @@ def test_a_replay_that_leads_elsewhere_is_refused():
     collector.collect(None, _tasks(spec, 0), 1, 5, 7, 1.0, openings=[[wrong]])
 
 
+class _SlowPool(_LocalPool):
+  """Answers in an order of its own, a part of them at a time."""
+
+  def poll(self, timeout_s=0.0):
+    answers = super().poll()
+    slots = list(answers)
+    self._random.shuffle(slots)
+    # Whoever has nothing else to do gets one at least.
+    most = self._random.randint(bool(timeout_s), len(slots)) if slots else 0
+    for slot in slots[most:]:
+      self._answers[slot] = answers[slot]
+    return {slot: answers[slot] for slot in slots[:most]}
+
+  def __init__(self, *args, seed, **kwargs):
+    super().__init__(*args, **kwargs)
+    self._random = random.Random(seed)
+
+
+def test_an_error_leaves_no_answer_for_the_next_call():
+  spec = toy.ToySpec(kinds=('put',), max_steps=6)
+  script = lambda task, trajectory, step: _say('look')
+  tasks = _tasks(spec, 0, 1, 2, 3)
+  played, _, _ = _collect(script, spec, 4, tasks)
+  wrong = dataclasses.replace(played[2].steps[0], next_state_key='elsewhere')
+  pool = _SlowPool(spec, 4, seed=0)
+  bound = collector_lib.Collector(2, 2000, prompt_lib.AlfworldPrompt()).bind(
+      pool, _CharTokenizer(), _Scripted(script)
+  )
+  with pytest.raises(episode_lib.ReplayError):
+    bound.collect(None, tasks, 1, 5, 7, 1.0, [[], [], [wrong], []])
+  assert pool.poll(1.0) == {}
+  again = bound.collect(None, tasks, 1, 5, 7, 1.0)
+  for a, b in zip(again, played, strict=True):
+    assert [s.next_state_key for s in a.steps] == [
+        s.next_state_key for s in b.steps
+    ]
+
+
 def test_nothing_to_play():
   trajectories, _, _ = _collect(None, toy.ToySpec(), 2, [])
   assert trajectories == []
@@ -386,12 +425,15 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
   narrow = play(_LocalPool(spec, 2))
   with pool_lib.EnvPool(spec, num_slots=4, num_workers=1) as pool:
     pooled = play(pool)
-  for other in (narrow, pooled):
+  # Answers that come late, one by one and in any order.
+  late = [play(_SlowPool(spec, 5, seed=seed)) for seed in (0, 1)]
+  for other in (narrow, pooled, *late):
     for a, b in zip(wide, other, strict=True):
       assert [s.action for s in a.steps] == [s.action for s in b.steps]
       for s, t in zip(a.steps, b.steps, strict=True):
         np.testing.assert_array_equal(s.prompt_ids, t.prompt_ids)
         np.testing.assert_array_equal(s.response_ids, t.response_ids)
+        np.testing.assert_array_equal(s.sampler_logprobs, t.sampler_logprobs)
   # The cache, two sizes of prefill, copying, decoding.
   assert sampler.compilations == 5
   # Members of a group differ, although task and prompt are the same.
