@@ -21,6 +21,8 @@ from hgpo_jax.models import lora
 
 # Masked scores; finite, so that a row without a single key stays finite too.
 _MASKED = -1e30
+# Numbers of entries are multiples of this.
+_UNIT = 64
 
 
 def decode_params(
@@ -96,9 +98,10 @@ def extend(
     v = v.at[rows_N[:, None], :, place_NC].set(v_new, mode='drop')
     keys.append(k)
     values.append(v)
-    if row_N is not None:
-      k, v = k[row_N], v[row_N]
-    out = _attend(q, k[: len(q)], v[: len(q)], mask_NCA)
+    if row_N is None:
+      out = _attend(q, k[: len(q)], v[: len(q)], mask_NCA)
+    else:
+      out = _attend_to_rows(q, k, v, row_N, mask_NCA)
     x_NCD = x_NCD + _dot('nci,id->ncd', out, layer['o']['kernel'])
     x_NCD = _constrain(x_NCD + _mlp(layer, config, x_NCD))
   hidden = layers.rms_norm(
@@ -146,6 +149,30 @@ def _mlp(
   both = _dot('ncd,dif->ncif', normed, layer['gate_up'])
   inner = jax.nn.silu(both[..., 0, :]) * both[..., 1, :]
   return _dot('ncf,fd->ncd', inner, layer['down']['kernel'])
+
+
+def _attend_to_rows(
+    q_NCKGh: jax.Array,
+    k_SKhA: jax.Array,
+    v_SKAh: jax.Array,
+    row_N: jax.Array,
+    mask_NCA: jax.Array,
+) -> jax.Array:
+  """`_attend` of blocks to their rows; to half the entries if that is enough.
+
+  Early blocks of prompts see few entries, and are many.
+  """
+  entries = k_SKhA.shape[3]
+  half = -(-entries // 2 // _UNIT) * _UNIT
+
+  def attend(count):
+    k, v = k_SKhA[..., :count], v_SKAh[:, :, :count]
+    return _attend(q_NCKGh, k[row_N], v[row_N], mask_NCA[..., :count])
+
+  if half >= entries:
+    return attend(entries)
+  beyond = mask_NCA[:, :, half].any()
+  return jax.lax.cond(beyond, lambda: attend(entries), lambda: attend(half))
 
 
 def _attend(

@@ -163,7 +163,8 @@ class Engine:
         blocks += self._blocks(place, request.prompt)
         self._start(place, ticket, request)
       self._copy(copies)
-      self._prefill(blocks)
+      # Those of one start go together: they attend to as many entries.
+      self._prefill(sorted(blocks, key=lambda block: block.start))
       chosen = later
 
   def _fit(self, needed: int) -> None:
