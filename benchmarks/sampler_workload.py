@@ -63,13 +63,15 @@ def one_by_one(generate: Generate, seed: int, groups: int) -> int:
 def serve(workloads: dict[str, Callable[[int], int]]) -> None:
   """Answers each line of stdin, (workload, seed), with one round of it.
 
-  The first round of each, which compiles, comes before.
+  Before the first round of each comes another, which compiles.
   """
-  for run in workloads.values():
-    run(0)
   say({'ready': sorted(workloads)})
+  warm = set()
   for line in sys.stdin:
     name, seed = json.loads(line)
+    if name not in warm:
+      workloads[name](0)
+      warm.add(name)
     cpu, wall = time.process_time(), time.perf_counter()
     tokens = workloads[name](seed)
     say(
