@@ -1,11 +1,12 @@
 # make quickstart    train, evaluate before and after, print a table
+# make ablation      compare the estimators over seeds (hours; resumable)
 # make test          run the tests
 # make venv          only make the environment
 # make test-parity   install torch (CPU) and compare with transformers live
 # make lint          isort, pyink and ruff, as pre-commit runs them
 #
 # PYTHON=python3.12 picks the interpreter, SEED=1 the seed of the quick start,
-# ARGS='...' is passed on to pytest or to the training.
+# ARGS='...' is passed on to pytest, to the training or to the comparison.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -20,13 +21,16 @@ STAMP := $(VENV)/.installed
 CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/.cache/jax \
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.5
 
-.PHONY: venv test test-parity quickstart lint clean
+.PHONY: venv test test-parity quickstart ablation lint clean
 
 quickstart: $(STAMP)
 	$(CACHE) $(VENV)/bin/python -m hgpo_jax.train \
 	    --gin_file=runs/quickstart.gin \
 	    --gin_bindings='Experiment.seed = $(SEED)' \
 	    --run_dir=runs/quickstart-seed$(SEED) $(ARGS)
+
+ablation: $(STAMP)
+	$(CACHE) $(VENV)/bin/python -m benchmarks.ablation --out=runs/ablation $(ARGS)
 
 test: $(STAMP)
 	$(CACHE) $(VENV)/bin/python -m pytest $(ARGS)

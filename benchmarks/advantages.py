@@ -24,17 +24,21 @@ from absl import flags
 import numpy as np
 
 from benchmarks import reference_advantages as reference
+from benchmarks import reference_potentials
 from hgpo_jax import types
 from hgpo_jax.advantages import base
+from hgpo_jax.advantages import covgpo
 from hgpo_jax.advantages import g2po
 from hgpo_jax.advantages import gigpo
 from hgpo_jax.advantages import graphgpo
 from hgpo_jax.advantages import grpo
 from hgpo_jax.advantages import hgpo
 from hgpo_jax.advantages import pass_at_k
+from hgpo_jax.advantages import progpo
 from hgpo_jax.advantages import reinforce_pp
 from hgpo_jax.advantages import rloo
 from hgpo_jax.batch import advantage_inputs
+from hgpo_jax.io import metrics
 
 MEMBERS, STEPS, OBSERVATIONS, MAX_TOKENS = 8, 30, 25, 512
 _SENTENCE = (
@@ -84,6 +88,19 @@ ESTIMATORS: dict[str, tuple[base.Estimator, Loops | None]] = {
     'G2PO': (g2po.G2PO(), reference.g2po),
     'G2PO shrinkage': (g2po.G2PO(shrinkage=1.0), None),
     'GraphGPO': (graphgpo.GraphGPO(), reference.graphgpo),
+    'GiGPO similar texts': (gigpo.GiGPO(enable_similarity=True), None),
+    'ProGPO': (progpo.ProGPO(), reference_potentials.progpo),
+    'ProGPO similar texts': (progpo.ProGPO(classes='hash'), None),
+    'CovGPO over GRPO': (
+        covgpo.CovGPO(base=grpo.GRPO()),
+        reference_potentials.covgpo,
+    ),
+    'CovGPO over HGPO': (
+        covgpo.CovGPO(base=hgpo.HGPO(), level='step'),
+        lambda rows: reference_potentials.covgpo(
+            rows, base=reference.hgpo, level='step'
+        ),
+    ),
 }
 
 
@@ -102,7 +119,10 @@ class Timing:
 
 
 def make_trajectories(tasks: int, seed: int = 0) -> list[types.Trajectory]:
-  """Random walks over the observations of each task; half are solved."""
+  """Random walks over the observations of each task.
+
+  Half are solved, but none of every fourth task.
+  """
   rng = np.random.default_rng(seed)
   result = []
   for task in range(tasks):
@@ -117,7 +137,7 @@ def make_trajectories(tasks: int, seed: int = 0) -> list[types.Trajectory]:
 def _walk(
     rng: np.random.Generator, texts: list[str], task: int, index: int
 ) -> types.Trajectory:
-  solved = bool(rng.random() < 0.5)
+  solved = bool(rng.random() < 0.5) and task % 4 < 3
   place = rng.integers(0, len(texts), STEPS + 1)
   steps = tuple(
       types.Step(
@@ -183,26 +203,54 @@ def _time(
   return clock() - start, result
 
 
-def table(timings: dict[str, list[Timing]]) -> str:
-  """Markdown; growth is the exponent p of time ~ rows^p."""
-  few, many = (f'{t.rows:,}' for t in next(iter(timings.values())))
+def table(
+    timings: dict[str, list[Timing]], iteration_s: float | None = None
+) -> str:
+  """Markdown; growth is the exponent p of time ~ rows^p.
+
+  Args:
+    timings: of each estimator, at few rows and at many.
+    iteration_s: of a training iteration, for the share that few rows have.
+  """
+  few, many = next(iter(timings.values()))
+  n_log_n = [t.rows * math.log(t.rows) for t in (few, many)]
+  bound = _exponent(few.rows, many.rows, *n_log_n)
   lines = [
-      f'| estimator | ms at {few} | ms at {many} | growth | loops, s at {many}'
-      f' | ratio at {few} | ratio at {many} | originals |',
-      '|---|---|---|---|---|---|---|---|',
+      f'| estimator | ms at {few.rows:,} | ms at {many.rows:,} | growth'
+      f' (n log n: {bound:.2f}) | of an iteration | loops, s at {many.rows:,} |'
+      f' ratio at {few.rows:,} | ratio at {many.rows:,} | originals |',
+      '|---|---|---|---|---|---|---|---|---|',
   ]
   for name, (small, large) in timings.items():
-    growth = math.log(large.estimator_s / small.estimator_s)
-    growth /= math.log(large.rows / small.rows)
+    growth = _exponent(
+        small.rows, large.rows, small.estimator_s, large.estimator_s
+    )
     original = _ORIGINAL_S.get(name)
     original = original and original / large.estimator_s
+    share = iteration_s and small.estimator_s / iteration_s
     lines.append(
         f'| {name} | {1e3 * small.estimator_s:.1f} |'
         f' {1e3 * large.estimator_s:.1f} | {growth:.2f} |'
-        f' {_cell(large.loops_s, "{:.2f}")} | {_cell(small.ratio, "{:.0f}x")} |'
-        f' {_cell(large.ratio, "{:.0f}x")} | {_cell(original, "{:.0f}x")} |'
+        f' {_cell(share, "{:.2%}")} | {_cell(large.loops_s, "{:.2f}")} |'
+        f' {_cell(small.ratio, "{:.0f}x")} | {_cell(large.ratio, "{:.0f}x")} |'
+        f' {_cell(original, "{:.0f}x")} |'
     )
   return '\n'.join(lines)
+
+
+def _exponent(few: int, many: int, before: float, after: float) -> float:
+  return math.log(after / before) / math.log(many / few)
+
+
+def iteration_seconds(run_dir: str) -> float:
+  """Median seconds of play and learning in an iteration of a run.
+
+  The first iteration compiles; the median leaves out what stands out.
+  """
+  lines = metrics.read(run_dir)
+  names = 'time/rollout_s', 'time/learn_s'
+  played = [x for x in lines if names[0] in x]
+  return float(np.median([sum(x[name] for name in names) for x in played]))
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -222,12 +270,14 @@ def main(argv: list[str]) -> None:
         for size in sizes
     ]
     print(name, timings[name], flush=True)
-  print(table(timings))
+  run_dir = flags.FLAGS.run_dir
+  print(table(timings, iteration_seconds(run_dir) if run_dir else None))
 
 
 if __name__ == '__main__':
   flags.DEFINE_integer('repeats', 5, 'runs of an estimator, the least counts')
   flags.DEFINE_bool('loops', True, 'time the loops too; minutes in all')
   flags.DEFINE_bool('wall', False, 'seconds on the wall, not of CPU time')
+  flags.DEFINE_string('run_dir', None, 'a run, for the share of an iteration')
   flags.DEFINE_list('only', [], 'names of estimators, all by default')
   app.run(main)

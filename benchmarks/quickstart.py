@@ -155,14 +155,16 @@ def where(run_dir: pathlib.Path) -> str:
   )
 
 
-def _train(run_dir: pathlib.Path, bindings: Sequence[str]) -> None:
-  flag_bindings = [f'--gin_bindings={binding}' for binding in bindings]
+def train(
+    run_dir: pathlib.Path, gin_files: Sequence[str], bindings: Sequence[str]
+) -> None:
+  """Trains in a process of its own; ends this one if the training fails."""
   command = [
       sys.executable,
       '-m',
       'hgpo_jax.train',
-      f'--gin_file={flags.FLAGS.gin_file}',
-      *flag_bindings,
+      *(f'--gin_file={name}' for name in gin_files),
+      *(f'--gin_bindings={binding}' for binding in bindings),
       f'--run_dir={run_dir}',
   ]
   code = subprocess.run(command).returncode
@@ -180,7 +182,7 @@ def main(argv: Sequence[str]) -> None:
   for seed in map(int, flags.FLAGS.seeds):
     run_dir = pathlib.Path(flags.FLAGS.out) / f'seed{seed}'
     bindings = [*flags.FLAGS.gin_bindings, f'Experiment.seed = {seed}']
-    _train(run_dir, bindings)
+    train(run_dir, [flags.FLAGS.gin_file], bindings)
     runs.append(read(run_dir, seed))
     print(f'{run_dir}: {where(run_dir)}', flush=True)
   first = runs[0].before

@@ -37,12 +37,14 @@ class Rows:
   success: np.ndarray
   valid: np.ndarray
   mask: np.ndarray  # bool [rows, tokens], response tokens.
+  action: np.ndarray | None = None  # For those that compare actions.
 
 
 def from_trajectories(trajectories: Sequence[types.Trajectory]) -> Rows:
   """Rows of the trajectories, in order."""
   pairs = [(t, s) for t in trajectories for s in t.steps]
   strings = lambda values: np.array(list(values), dtype=object)
+  lengths = np.array([len(s.response_ids) for _, s in pairs])
   return Rows(
       group=strings(f'task-{t.group}' for t, _ in pairs),
       trajectory=strings(f'episode-{t.trajectory}' for t, _ in pairs),
@@ -52,7 +54,8 @@ def from_trajectories(trajectories: Sequence[types.Trajectory]) -> Rows:
       outcome=np.array([t.outcome for t, _ in pairs], np.float32),
       success=np.array([t.success for t, _ in pairs]),
       valid=np.array([s.action_valid for _, s in pairs]),
-      mask=_mask([len(s.response_ids) for _, s in pairs]),
+      mask=np.arange(lengths.max()) < lengths[:, None],
+      action=strings(s.action for _, s in pairs),
   )
 
 
@@ -61,7 +64,7 @@ def grpo(
 ) -> np.ndarray:
   """Episode term over all steps of a task."""
   score = _scores(rows, penalty)
-  return _normalise(score, rows.group, norm_by_std, raw=True)
+  return normalise(score, rows.group, norm_by_std, raw=True)
 
 
 def rloo(rows: Rows, *, penalty: float = 0.1) -> np.ndarray:
@@ -84,7 +87,7 @@ def reinforce_pp(
   """Scores, less the task's mean, whitened over tokens one by one."""
   x = _scores(rows, penalty)
   if baseline:
-    x = _normalise(x, rows.group, False, raw=True)
+    x = normalise(x, rows.group, False, raw=True)
   tokens = [x[i] for i in range(len(x)) for _ in range(rows.mask[i].sum())]
   mean, std = np.mean(tokens), np.sqrt(np.var(tokens, ddof=1) + 1e-8)
   return np.array([(value - mean) / std for value in x])
@@ -120,7 +123,7 @@ def gigpo(
   keys = [(rows.group[i], rows.obs[i]) for i in range(len(q))]
   return grpo(
       rows, norm_by_std=norm_by_std, penalty=penalty
-  ) + weight * _normalise(q, keys, norm_by_std)
+  ) + weight * normalise(q, keys, norm_by_std)
 
 
 def hgpo(
@@ -148,7 +151,7 @@ def hgpo(
         (rows.group[i], *past[-k:]) if len(past) >= k else None
         for i, past in enumerate(histories)
     ]
-    levels.append(_normalise(q, keys, norm_by_std, ddof=0))
+    levels.append(normalise(q, keys, norm_by_std, ddof=0))
   lowest = 1 if base_group else 2
   result = np.zeros(len(q))
   for i in range(len(q)):
@@ -190,8 +193,8 @@ def g2po(
           following[i] = 10.0 if rows.success[i] else 0.0
   keys = [(rows.group[i], rows.obs[i]) for i in range(num)]
   node = following - 0.1 * ~rows.valid
-  step = _normalise(node, keys, norm_by_std)
-  step += _normalise(following - value, rows.group, norm_by_std)
+  step = normalise(node, keys, norm_by_std)
+  step += normalise(following - value, rows.group, norm_by_std)
   episode = grpo(rows, norm_by_std=norm_by_std, penalty=penalty)
   return episode + weight * step
 
@@ -225,7 +228,7 @@ def graphgpo(
     left += normalize_distance * (1 - found[rows.obs[at]])
     q[i] = 10.0 * gamma**left
   keys = [(rows.group[i], rows.obs[i]) for i in range(num)]
-  step = _normalise(q - _penalties(rows, penalty), keys, norm_by_std)
+  step = normalise(q - _penalties(rows, penalty), keys, norm_by_std)
   episode = grpo(rows, norm_by_std=norm_by_std, penalty=penalty)
   return step_weight * step + episode_weight * episode
 
@@ -264,10 +267,6 @@ def _scores(rows: Rows, penalty: float) -> np.ndarray:
   return token_reward.sum(-1)
 
 
-def _mask(lengths: Sequence[int]) -> np.ndarray:
-  return np.arange(max(lengths)) < np.array(lengths)[:, None]
-
-
 def _step_returns(rows: Rows, gamma: float) -> np.ndarray:
   """Discounted returns, each row looked up among its trajectory's."""
   by_trajectory = {}
@@ -291,7 +290,7 @@ def _lists(x: np.ndarray, keys: Sequence[Hashable]) -> dict[Hashable, list]:
   return result
 
 
-def _normalise(
+def normalise(
     x: np.ndarray,
     keys: Sequence[Hashable],
     norm_by_std: bool,

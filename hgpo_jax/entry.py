@@ -47,6 +47,8 @@ def load(
   from hgpo_jax.experiment import spec as spec_lib
 
   files = _GIN_FILE.value or list(default)
+  if not files:
+    sys.exit('error: --gin_file is missing; give one, as runs/quickstart.gin')
   try:
     given = [*_GIN_BINDINGS.value, *bindings]
     spec = config.load(files, given, root=spec_lib.Experiment)

@@ -16,7 +16,9 @@ from absl import app
 from absl import flags
 
 from hgpo_jax import entry
+from hgpo_jax import whole_file
 
+flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Run whose policy to evaluate.')
 _OUT = flags.DEFINE_string(
     'out', None, 'JSON file to write the result to; the table goes beside it.'
@@ -36,15 +38,19 @@ def main(argv: Sequence[str]) -> None:
 
   spec, _ = entry.load(bindings=_COMPAT_BINDINGS[_COMPAT.value])
   run_dir = pathlib.Path(_RUN_DIR.value) if _RUN_DIR.value else None
+  out = _OUT.value and pathlib.Path(_OUT.value)
   try:
+    if out:
+      evaluate.check_out(out)
     name, iteration, result = saved_policy.evaluate(spec, run_dir)
   except loop.FAILURES as error:
     sys.exit(f'error: {error}')
   table = evaluate.table({name: result})
   print(table)
-  if _OUT.value:
-    evaluate.save(_OUT.value, result, iteration)
-    pathlib.Path(_OUT.value).with_suffix('.md').write_text(table + '\n')
+  if out:
+    evaluate.save(out, result, iteration)
+    with whole_file.replacing(out.with_suffix('.md')) as partial:
+      partial.write_text(table + '\n', encoding='utf-8')
 
 
 if __name__ == '__main__':

@@ -15,6 +15,7 @@ from absl import flags
 
 from hgpo_jax import entry
 
+flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
 _OUT = flags.DEFINE_string('out', None, 'Folder to write; must not exist.')
 _DTYPE = flags.DEFINE_enum(
@@ -36,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     hf.save_folder(
         _OUT.value, model.config, params, spec.policy.path, _DTYPE.value
     )
-  except loop.FAILURES as error:
+  except (*loop.FAILURES, ValueError) as error:  # As of a narrow --dtype.
     sys.exit(f'error: {error}')
   print(f'policy after {iteration} iterations: {_OUT.value}')
 

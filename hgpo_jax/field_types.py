@@ -15,6 +15,11 @@ import types as python_types
 import typing
 from typing import Any
 
+# What a float of the configuration becomes on the device, and what it must not
+# turn into there: a temperature of 1e-300 would be 0, which means greedy.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**128 * (1 - 2.0**-24)
+_FLOAT = f'float of size {_SMALLEST:.2g} to {_LARGEST:.2g}, or 0, as float32 has them'
+
 # Values that are surely not an object made by a configurable.
 _PLAIN = (str, bytes, bool, int, float, tuple, list, dict, type(None))
 
@@ -111,16 +116,24 @@ def _coerce_tuple(value: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
   return tuple(coerce(v, a) for v, a in zip(value, args))
 
 
+def _coerce_number(value: Any, hint: type) -> int | float:
+  """Numbers that the types of the device can hold; a bool is none."""
+  kind = numbers.Real if hint is float else numbers.Integral
+  if isinstance(value, bool) or not isinstance(value, kind):
+    raise Mismatch(hint.__name__)
+  if hint is int:
+    if not -(2**63) <= value < 2**63:
+      raise Mismatch('int of at most 64 bits')
+    return value
+  if value != 0 and not _SMALLEST <= abs(value) <= _LARGEST:  # nan too.
+    raise Mismatch(_FLOAT)
+  return float(value)
+
+
 def _coerce_class(value: Any, hint: type) -> Any:
   """Plain classes; protocols are only told apart from plain values."""
-  if hint is float:
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-      return float(value)
-    raise Mismatch('float')
-  if hint is int:
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-      return value
-    raise Mismatch('int')
+  if hint in (float, int):
+    return _coerce_number(value, hint)
   if hint is tuple and isinstance(value, list):
     return tuple(value)
   if getattr(hint, '_is_protocol', False):

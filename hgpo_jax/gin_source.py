@@ -12,12 +12,15 @@ import difflib
 import inspect
 import io
 import pathlib
+import re
 import tokenize
 from typing import Any
 
 from absl import logging
 import gin
 from gin import config_parser
+
+from hgpo_jax import gin_parts
 
 # The scopes a binding or a reference may name.
 SCOPES = ('train', 'eval')
@@ -86,11 +89,29 @@ def complete(selector: str, where: str) -> str:
       for name, _ in registry.items()
       if not name.startswith('gin.')
   ]
+  if files := _files_with(selector):
+    raise ConfigError(
+        f'{where}: {selector} is in no gin file given so far; give'
+        f' --gin_file={files[0]} too, or include it'
+    )
   raise ConfigError(
       f'{where}: no configurable is called {selector}'
       f'{suggest(selector, names)} If it exists, the gin file must import the '
       'module that defines it, as in: import hgpo_jax.advantages.hgpo'
   )
+
+
+def _files_with(selector: str) -> list[str]:
+  """Gin files that refer to a configurable, the one named after it first."""
+  refers = re.compile(rf'@(\w+/)*{re.escape(selector)}\b')
+  found = [
+      path
+      for folder in SEARCH_PATH
+      for path in folder.rglob('*.gin')
+      if refers.search(path.read_text(encoding='utf-8'))
+  ]
+  found.sort(key=lambda path: (path.stem != selector.lower(), path))
+  return [_short(path) for path in found]
 
 
 def parameters(selector: str) -> tuple[list[str], bool]:
@@ -118,6 +139,13 @@ def parse(
     reader.read_file(name, (), '--gin_file')
   for line in bindings:
     reader.read(io.StringIO(line), f'--gin_bindings {line!r}', ())
+  for part, count, by in gin_parts.drop_replaced(reader.bound, reader.replaced):
+    logging.info(
+        'config: %d bindings of %s are dropped: %r (%s) is there instead',
+        *(count, part.rsplit('.', 1)[-1], by.value, by.where),
+    )
+  for key, binding in reader.bound.items():
+    gin.bind_parameter(key, binding.value)
   return reader.bound
 
 
@@ -134,10 +162,16 @@ class _Delegate(gin.config.ParserDelegate):
 
 
 class _Reader:
-  """Walks files, includes and bindings in order; each file is read once."""
+  """Walks files, includes and bindings in order; each file is read once.
+
+  Attributes:
+    bound: the last binding of each key, in the order in which they were made.
+    replaced: keys that were bound again, with what they were bound to before.
+  """
 
   def __init__(self):
     self.bound: dict[Key, Binding] = {}
+    self.replaced: list[tuple[Key, Binding]] = []
     self._read: set[pathlib.Path] = set()
 
   def read_file(
@@ -150,7 +184,13 @@ class _Reader:
     if path in self._read:
       return
     self._read.add(path)
-    self.read(io.StringIO(path.read_text()), _short(path), (*parents, path))
+    try:
+      source = io.StringIO(path.read_text(encoding='utf-8'))
+    except UnicodeDecodeError as error:
+      raise ConfigError(
+          f'{where}: {path} is no gin file: {error}. Save it as UTF-8 text'
+      ) from error
+    self.read(source, _short(path), (*parents, path))
 
   def read(
       self, source: io.StringIO, name: str, parents: tuple[pathlib.Path, ...]
@@ -192,13 +232,13 @@ class _Reader:
       self._bind(_key(statement, where), Binding(statement.value, where))
 
   def _bind(self, key: Key, binding: Binding) -> None:
-    old = self.bound.get(key)
-    if old is not None:
+    old = self.bound.pop(key, None)
+    if old is not None and old.value != binding.value:
+      self.replaced.append((key, old))
       logging.info(
           'config: %s = %r (%s) replaces %r (%s)',
           *(text(key), binding.value, binding.where, old.value, old.where),
       )
-    gin.bind_parameter(key, binding.value)
     self.bound[key] = binding
 
 

@@ -15,7 +15,6 @@ import hashlib
 from importlib import metadata
 import inspect
 import json
-import os
 import pathlib
 import platform
 import shlex
@@ -24,6 +23,7 @@ import sys
 from typing import Any
 
 from hgpo_jax import gin_source
+from hgpo_jax import whole_file
 
 _PACKAGES = (
     'hgpo-jax jax jaxlib flax optax orbax-checkpoint numpy transformers '
@@ -102,8 +102,10 @@ def write(
       'attempts': [*before.get('attempts', []), _attempt(devices)],
   }
   for name, content in texts.items():
-    _write_whole(run_dir / name, content)
-  _write_whole(run_dir / 'run.json', json.dumps(record, indent=1) + '\n')
+    with whole_file.replacing(run_dir / name) as partial:
+      partial.write_text(content, encoding='utf-8')
+  with whole_file.replacing(run_dir / 'run.json') as partial:
+    partial.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
   return record
 
 
@@ -133,19 +135,12 @@ def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:
   if not path.exists():
     return None
   try:
-    record = json.loads(path.read_text())
+    record = json.loads(path.read_text(encoding='utf-8'))
     return {**record, **{k: record[k] for k in ('fingerprint', 'config')}}
   except (ValueError, KeyError, TypeError) as error:
     raise gin_source.ConfigError(
         f'{path} is not the record of a run ({error}); give another --run_dir'
     ) from error
-
-
-def _write_whole(path: pathlib.Path, content: str) -> None:
-  """Replaces a file at once: a kill leaves the old one or the new one."""
-  partial = path.with_name(path.name + '.partial')
-  partial.write_text(content)
-  os.replace(partial, path)
 
 
 def _attempt(devices: Sequence[str]) -> dict[str, Any]:

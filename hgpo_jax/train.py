@@ -15,8 +15,10 @@ from typing import Any
 from absl import app
 from absl import flags
 
+from hgpo_jax import config
 from hgpo_jax import entry
 
+flags.adopt_module_key_flags(entry)
 _RUN_DIR = flags.DEFINE_string('run_dir', None, 'Folder of the run.')
 _DRY_RUN = flags.DEFINE_bool(
     'dry_run', False, 'Check everything, print the arithmetic and stop.'
@@ -36,7 +38,8 @@ def _stop(signum: int, frame: Any) -> None:
   """
   del frame
   name = signal.Signals(signum).name
-  os.write(2, f'\nstopped by {name}; the same command goes on\n'.encode())
+  text = f'stopped by {name}; the same command goes on from its last checkpoint'
+  os.write(2, f'\n{text}\n'.encode())
   os._exit(_EXIT_CODES[signum])
 
 
@@ -44,17 +47,19 @@ def main(argv: Sequence[str]) -> None:
   for number in _EXIT_CODES:
     signal.signal(number, _stop)
   entry.refuse_arguments(argv)
+  if not _DRY_RUN.value and not _RUN_DIR.value:
+    raise app.UsageError('--run_dir is required')
   spec, arithmetic = entry.load()
   print(arithmetic, flush=True)
-  if _DRY_RUN.value:
-    return
-  if not _RUN_DIR.value:
-    raise app.UsageError('--run_dir is required')
   from hgpo_jax.experiment import loop
   from hgpo_jax.experiment import run_folder
 
-  run_dir = pathlib.Path(_RUN_DIR.value)
+  run_dir = _RUN_DIR.value and pathlib.Path(_RUN_DIR.value)
   try:
+    if run_dir:
+      config.check_resume(run_dir)
+    if _DRY_RUN.value:
+      return
     loop.train(spec, run_dir)
   except loop.FAILURES as error:
     sys.exit(f'error: {error}')

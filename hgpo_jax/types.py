@@ -13,7 +13,7 @@ records are made read-only by whoever makes them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 
 import numpy as np
@@ -229,6 +229,9 @@ class AdvantageInputs:
     state_texts: text of each state id, for estimators that compare texts.
     response_tokens_N: int32, tokens of the step's response, for estimators
       that weigh steps by their tokens; None where nobody counted them.
+    embed_texts: float64 [texts, D] vectors of texts, from the policy's table of
+      token embeddings; for estimators that compare meanings. None where there
+      is no policy.
   """
 
   reward_N: np.ndarray
@@ -243,3 +246,4 @@ class AdvantageInputs:
   valid_N: np.ndarray
   state_texts: tuple[str, ...] = ()
   response_tokens_N: np.ndarray | None = None
+  embed_texts: Callable[[Sequence[str]], np.ndarray] | None = None

@@ -16,6 +16,10 @@ PREEMPTED = 42
 KILLED = 128  # and above: 128 + the number of the signal
 
 
+class StartError(RuntimeError):
+  """A process could not be started at all; says what to change."""
+
+
 def may_retry(code: int) -> bool:
   """Whether the same command may succeed if started again.
 

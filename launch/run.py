@@ -51,13 +51,19 @@ def find_target(name: str) -> types.ModuleType:
   return importlib.import_module(f'launch.targets.{name}')
 
 
+def _folder(name: str) -> pathlib.Path:
+  if not name:  # pathlib would take it for the working directory.
+    raise argparse.ArgumentTypeError("got '', expected a folder")
+  return pathlib.Path(name)
+
+
 def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, plan_lib.Request]:
   """Returns the options of the launcher and the request to the target."""
   parser = argparse.ArgumentParser(
       description=__doc__, formatter_class=argparse.RawTextHelpFormatter
   )
   parser.add_argument('--target', default='local')
-  parser.add_argument('--run_dir', required=True, type=pathlib.Path)
+  parser.add_argument('--run_dir', required=True, type=_folder)
   parser.add_argument('--gin_file', action='append', required=True)
   parser.add_argument('--gin_bindings', action='append', default=[])
   parser.add_argument('--max_restarts', type=int, default=20)
@@ -89,7 +95,11 @@ def main(argv: Sequence[str]) -> int:
   if options.dry_run:
     print(plan.render())
     return 0
-  return target.submit(plan)
+  try:
+    return target.submit(plan)
+  except plan_lib.StartError as error:
+    print(f'launch: {error}', file=sys.stderr)
+    return 2
 
 
 if __name__ == '__main__':

@@ -90,17 +90,23 @@ def _run_once(plan: plan_lib.Plan, stop: _Stop) -> int:
 
 
 def _start(process: plan_lib.Process) -> subprocess.Popen:
-  process.log.parent.mkdir(parents=True, exist_ok=True)
-  with process.log.open('ab') as log:
-    # A session of its own: Ctrl-C reaches the child once, through `_Stop`.
-    return subprocess.Popen(
-        process.argv,
-        env={**os.environ, **dict(process.env)},
-        stdin=subprocess.DEVNULL,
-        stdout=log,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+  try:
+    process.log.parent.mkdir(parents=True, exist_ok=True)
+    with process.log.open('ab') as log:
+      # A session of its own: Ctrl-C reaches the child once, through `_Stop`.
+      return subprocess.Popen(
+          process.argv,
+          env={**os.environ, **dict(process.env)},
+          stdin=subprocess.DEVNULL,
+          stdout=log,
+          stderr=subprocess.STDOUT,
+          start_new_session=True,
+      )
+  except OSError as error:
+    raise plan_lib.StartError(
+        f'{process.argv[0]} with the log {process.log} cannot be started'
+        f' ({error}); give another --run_dir or --python'
+    ) from error
 
 
 def _wait(
@@ -149,5 +155,5 @@ def _say(message: str) -> None:
 
 
 def _show_end(log: pathlib.Path, lines: int = 20) -> None:
-  end = log.read_text(errors='replace').splitlines()[-lines:]
+  end = log.read_text(errors='replace', encoding='utf-8').splitlines()[-lines:]
   print(f'--- the end of {log}', *end, sep='\n', file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 
 import numpy as np
@@ -9,7 +10,10 @@ import pytest
 
 from benchmarks import advantages as benchmark
 from benchmarks import reference_advantages as reference
+from benchmarks import reference_potentials
+from hgpo_jax.advantages import semantic
 from tests import golden_check
+from tests.advantages import worked
 
 GIVEN = pathlib.Path(__file__).parent / 'golden' / 'given'
 CASES = {
@@ -84,6 +88,23 @@ def _rows(case):
   )
 
 
+def _from_inputs(inputs):
+  names = lambda ids: np.array([str(i) for i in ids], object)
+  texts = np.array(inputs.state_texts, object)
+  return reference.Rows(
+      group=names(inputs.group_N),
+      trajectory=names(inputs.trajectory_N),
+      obs=texts[inputs.state_N],
+      next_obs=texts[inputs.next_state_N],
+      reward=inputs.reward_N,
+      outcome=inputs.outcome_N,
+      success=inputs.success_N,
+      valid=inputs.valid_N,
+      mask=np.ones((len(inputs.step_N), 1), bool),
+      action=names(inputs.action_N),
+  )
+
+
 def test_every_algorithm_is_covered():
   assert {_name(c) for c in CASES.values() if _covered(c)} == set(LOOPS)
 
@@ -119,6 +140,54 @@ def test_table():
       'A': [benchmark.Timing(100, 0.001, 0.1), benchmark.Timing(1000, 0.01, 5)],
       'GRPO': [benchmark.Timing(100, 0.001), benchmark.Timing(1000, 0.1)],
   }
-  lines = benchmark.table(timings).splitlines()
-  assert lines[2] == '| A | 1.0 | 10.0 | 1.00 | 5.00 | 100x | 500x | - |'
-  assert lines[3] == '| GRPO | 1.0 | 100.0 | 2.00 | - | - | - | 79x |'
+  lines = benchmark.table(timings, iteration_s=20.0).splitlines()
+  assert 'growth (n log n: 1.18)' in lines[0]
+  assert len({line.count('|') for line in lines}) == 1
+  assert (
+      lines[2] == '| A | 1.0 | 10.0 | 1.00 | 0.01% | 5.00 | 100x | 500x | - |'
+  )
+  assert lines[3] == '| GRPO | 1.0 | 100.0 | 2.00 | 0.01% | - | - | - | 79x |'
+  assert '| 1.00 | - | 5.00 |' in benchmark.table(timings).splitlines()[2]
+
+
+def test_seconds_of_an_iteration_are_read_from_a_run(tmp_path):
+  seconds = [(60.0, 90.0), (5.0, 15.0), (6.0, 16.0)]  # The first compiles.
+  lines = [
+      {'iteration': i, 'time/rollout_s': play, 'time/learn_s': learn}
+      for i, (play, learn) in enumerate(seconds)
+  ]
+  lines.append({'iteration': 3, 'time/evaluate_s': 9.0})
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (tmp_path / 'metrics.jsonl').write_text(text)
+  assert benchmark.iteration_seconds(tmp_path) == 22.0
+
+
+def test_loops_of_progpo_give_the_worked_example():
+  rows = _from_inputs(worked.two_successes_and_a_failure())
+  got = reference_potentials.progpo(rows, history_length=1)
+  want = [1.4815, 1.7207, 1.9225, -2.6741, -2.2613, -0.5966, -3.6438]
+  want += [1.3728, -0.0381, 0.3989, 1.9225]
+  np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+@pytest.mark.parametrize('level', ['traj', 'step'])
+def test_loops_of_covgpo_give_the_worked_example(level):
+  rows = _from_inputs(worked.three_failures())
+  added = reference_potentials.covgpo(rows, level=level) - reference.grpo(rows)
+  new = np.array([1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 1, 1, 0], bool)
+  want = {
+      'traj': np.repeat([-0.0401, -0.1604, 0.2004], 5),
+      'step': np.where(new, 0.1604, -0.1403),
+  }[level]
+  np.testing.assert_allclose(added, [*want, 0.0, 0.0], atol=1e-3)
+
+
+def test_loops_and_estimators_agree_on_what_texts_mean():
+  texts = [
+      'On the SHELF 1, you see a mug 2, and an apple 1.',
+      'step 3 of 50: You see nothing',
+      '[Step 3/50] You  see a pan 1 and a cup 2; it is hot!',
+      'A room. ',
+  ]
+  for text in texts:
+    assert reference_potentials.canonical(text) == semantic.canonical(text)

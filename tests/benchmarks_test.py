@@ -11,7 +11,7 @@ from benchmarks import quickstart
 from hgpo_jax.experiment import evaluate
 
 
-def _result(rate, games=256, inadmissible=0.1):
+def result(rate, games=256, inadmissible=0.1):
   low, high = evaluate.wilson(rate * games, games)
   return evaluate.Result(
       split='heldout',
@@ -30,7 +30,7 @@ def _result(rate, games=256, inadmissible=0.1):
 def _write_run(run_dir, iterations, before, after):
   for iteration, rate in ((0, before), (iterations, after)):
     evaluate.save(
-        quickstart.eval_path(run_dir, iteration), _result(rate), iteration
+        quickstart.eval_path(run_dir, iteration), result(rate), iteration
     )
   lines = [
       {'iteration': i, 'time/rollout_s': 40.0, 'time/learn_s': 20.0, 'x/y_s': 9}
@@ -59,16 +59,16 @@ def test_interval_over_seeds_is_students():
 
 
 def test_pooling_counts_each_game_once():
-  results = [_result(0.5), _result(0.7)]
+  results = [result(0.5), result(0.7)]
   expected = evaluate.wilson(0.6 * 256, 256)
   assert quickstart.pooled(results) == pytest.approx((0.6, *expected))
   with pytest.raises(ValueError, match='different numbers of games'):
-    quickstart.pooled([_result(0.5), _result(0.5, games=128)])
+    quickstart.pooled([result(0.5), result(0.5, games=128)])
 
 
 def test_table():
   runs = [
-      quickstart.Run(seed, _result(0.25), _result(after, inadmissible=0.02), 9)
+      quickstart.Run(seed, result(0.25), result(after, inadmissible=0.02), 9)
       for seed, after in ((0, 0.6), (1, 0.7), (2, 0.8))
   ]
   lines = quickstart.table(runs).splitlines()

@@ -8,11 +8,14 @@ import signal
 import tempfile
 
 # Set before jax is imported, and inherited by the processes of tests.
-_DEVICES = '--xla_force_host_platform_device_count'
-if _DEVICES not in os.environ.get('XLA_FLAGS', ''):
-  os.environ['XLA_FLAGS'] = (
-      f'{os.environ.get("XLA_FLAGS", "")} {_DEVICES}=8'.strip()
-  )
+_XLA_FLAGS = {
+    '--xla_force_host_platform_device_count': 8,
+    # Eight devices on two busy cores may be late; by default XLA aborts.
+    '--xla_cpu_collective_call_terminate_timeout_seconds': 600,
+}
+_given = os.environ.get('XLA_FLAGS', '')
+_added = [f'{k}={v}' for k, v in _XLA_FLAGS.items() if k not in _given]
+os.environ['XLA_FLAGS'] = ' '.join([_given, *_added]).strip()
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 _cache = pathlib.Path(tempfile.gettempdir()) / f'hgpo_jax_{os.getuid()}_xla'
 os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(_cache))

@@ -127,6 +127,30 @@ def test_binding_of_what_is_never_constructed():
   assert 'Constructed were: Toy, Walk.' in text
 
 
+def test_what_was_bound_of_a_replaced_part_goes_with_it():
+  found = load(
+      'Toy.alpha = 2.0',
+      'Walk.second = @Toy()',
+      'Walk.second = None',
+      'Walk.estimator = @Other()',
+      'Other.alpha = 3.0',
+  )
+  assert found.estimator == Other(3.0) and found.second is None
+  assert 'Toy' not in gin.config_str()
+
+
+def test_a_replaced_part_that_is_still_used_keeps_its_bindings():
+  found = load(
+      'Toy.alpha = 2.0', 'Walk.second = @Toy()', 'Walk.estimator = @Other()'
+  )
+  assert found.second.alpha == 2.0
+
+
+def test_bindings_after_the_replacement_are_refused():
+  text = refused('Walk.estimator = @Other()', 'Toy.alpha = 2.0')
+  assert 'Toy is never constructed' in text
+
+
 def test_binding_in_a_scope_that_is_never_entered():
   text = refused('eval/Toy.alpha = 2.0')
   assert 'eval/Toy.alpha = 2.0' in text
@@ -192,6 +216,11 @@ def test_wrong_type():
         ('Toy.depth = True', 'Toy.depth: got True (bool), expected int'),
         ('Toy.alpha = True', 'Toy.alpha: got True (bool), expected float'),
         ('Toy.alpha = None', 'Toy.alpha: got None (NoneType), expected float'),
+        ('Toy.alpha = 1e999', 'Toy.alpha: got inf (float), expected float of'),
+        ('Toy.alpha = 1e39', 'expected float of size 1.2e-38 to 3.4e+38, or 0'),
+        ('Toy.alpha = -1e-39', 'got -1e-39 (float), expected float of size'),
+        (f'Toy.alpha = 1{"0" * 400}', ' (int), expected float of size'),
+        (f'Toy.depth = {2**63}', ' (int), expected int of at most 64 bits'),
         ("Toy.mode = 'max'", "got 'max' (str), expected one of 'mean', 'sum'"),
         ("Toy.limit = '3'", "got '3' (str), expected int | None"),
         ('Toy.betas = (0.9,)', 'got (0.9,) (tuple), expected tuple[float, fl'),
@@ -209,8 +238,9 @@ def test_wrong_types(binding, text):
 
 def test_types_are_checked_by_hand_too_and_ints_become_floats():
   assert isinstance(Toy(alpha=1).alpha, float)
-  with pytest.raises(config.ConfigError, match='Toy.alpha: got .* expected fl'):
-    Toy(alpha='1')
+  for wrong in ('1', float('nan')):
+    with pytest.raises(config.ConfigError, match='Toy.alpha: got .* expected '):
+      Toy(alpha=wrong)
 
 
 def test_values_that_fit():

@@ -198,3 +198,27 @@ def test_every_algorithm_fits_the_quickstart(
     text += (ROOT / 'gin' / included).read_text()
   assert f'estimator = @{type(spec.estimator).__name__}()' in text
   assert 'iteration    16 tasks' in plan.check(spec)
+
+
+@pytest.mark.parametrize(
+    'name', sorted(p.name for p in (ROOT / 'gin' / 'algorithms').glob('*.gin'))
+)
+def test_an_algorithm_takes_the_place_of_the_quick_starts(name):
+  files = ['runs/quickstart.gin', f'algorithms/{name}']
+  spec = config.load(files, [], root=spec_lib.Experiment)
+  alone = config.load(
+      ['training/tiny_household.gin', 'envs/household_mini.gin', files[1]],
+      ['Experiment.iterations = 1'],
+      root=spec_lib.Experiment,
+  )
+  assert spec.estimator == alone.estimator and spec.loss == alone.loss
+
+
+def test_an_estimator_that_was_not_imported_names_its_file():
+  with pytest.raises(config.ConfigError) as error:
+    config.load(
+        ['runs/quickstart.gin'],
+        ['Experiment.estimator = @GRPO()'],
+        root=spec_lib.Experiment,
+    )
+  assert 'give --gin_file=algorithms/grpo.gin too' in str(error.value)

@@ -178,6 +178,26 @@ def test_an_unknown_target_lists_the_known_ones(tmp_path):
   )
 
 
+@pytest.mark.parametrize(
+    'run_dir, more', [('file', []), ('new', ['--python=/no/python'])]
+)
+def test_what_cannot_be_started_is_told_in_one_line(
+    tmp_path, capfd, run_dir, more
+):
+  (tmp_path / 'file').touch()
+  argv = ['--gin_file=x', f'--run_dir={tmp_path / run_dir}', *more]
+  assert run.main(argv) == 2
+  (said,) = capfd.readouterr().err.splitlines()
+  assert said.startswith('launch: ') and 'cannot be started' in said
+  assert said.endswith('give another --run_dir or --python')
+
+
+def test_an_empty_run_dir_is_refused(capfd):
+  with pytest.raises(SystemExit):
+    run.main(['--gin_file=x', '--run_dir='])
+  assert "--run_dir: got '', expected a folder" in capfd.readouterr().err
+
+
 def test_a_negative_number_of_restarts_is_refused(tmp_path):
   result = _dry_run(
       f'--run_dir={tmp_path}', '--gin_file=a.gin', '--max_restarts=-1'

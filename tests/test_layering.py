@@ -13,7 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGE = _ROOT / 'hgpo_jax'
 _MAX_LINES = 320
 
-_BASE = {'types', 'config', 'sharding'}
+_BASE = {'types', 'config', 'sharding', 'whole_file'}
 _ISLANDS = {'envs', 'models', 'advantages', 'losses', 'batch', 'io'}
 _MIDDLE = _BASE | _ISLANDS | {'rollout', 'learner'}
 _TOP = {'experiment', 'credit', 'report', 'assets'}
@@ -24,9 +24,11 @@ _ENTRIES = {'entry', 'train', 'eval', 'export'}
 _ALLOWED = {
     'types': set(),
     'field_types': set(),
-    'gin_source': set(),
+    'gin_parts': {'gin_source'},
+    'gin_source': {'gin_parts'},
     'gin_checks': {'gin_source'},
-    'run_record': {'gin_source'},
+    'run_record': {'gin_source', 'whole_file'},
+    'whole_file': set(),
     'config': {
         'types',
         'field_types',
@@ -111,6 +113,26 @@ def test_files_stay_readable():
   }
   long = {k: v for k, v in lines.items() if v >= _MAX_LINES}
   assert not long, f'split these, the limit is {_MAX_LINES} lines: {long}'
+
+
+def texts_of_the_locale(source: str) -> list[int]:
+  """Lines that read or write text without saying that it is UTF-8."""
+  return [
+      call.lineno
+      for call in ast.walk(ast.parse(source))
+      if isinstance(call, ast.Call)
+      and isinstance(call.func, ast.Attribute)
+      and call.func.attr in ('read_text', 'write_text')
+      and not any(keyword.arg == 'encoding' for keyword in call.keywords)
+  ]
+
+
+def test_text_is_utf8_whatever_the_locale():
+  assert texts_of_the_locale("x.read_text()\nx.write_text('a')") == [1, 2]
+  assert not texts_of_the_locale("x.read_text(encoding='utf-8')")
+  paths = [*_modules(), *(_ROOT / 'launch').rglob('*.py')]
+  found = {p: texts_of_the_locale(p.read_text(encoding='utf-8')) for p in paths}
+  assert not {path: lines for path, lines in found.items() if lines}
 
 
 def _imports_of(statement):

@@ -87,6 +87,13 @@ def test_a_finished_environment_is_used_as_it_is(tmp_path):
   assert 'pip' not in commands and '-m pytest' in commands
 
 
+def test_the_comparison_takes_arguments(tmp_path):
+  (tmp_path / '.installed').touch()
+  os.utime(tmp_path / '.installed', (time.time() + 60,) * 2)
+  command = _dry('ablation', tmp_path)
+  assert 'benchmarks.ablation --out=runs/ablation' in command
+
+
 def test_an_environment_older_than_its_constraints_is_made_anew(tmp_path):
   stamp = tmp_path / '.installed'
   stamp.touch()

@@ -1,12 +1,17 @@
-"""What an advantage estimator is."""
+"""What an advantage estimator is, and what is asked of its result."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 
 from hgpo_jax import types
+
+
+class EstimatorError(RuntimeError):
+  """An estimator returned something else than one finite advantage a step."""
 
 
 class Estimator(Protocol):
@@ -20,3 +25,47 @@ class Estimator(Protocol):
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:
     """Returns (float32 [N] advantages, metrics)."""
+
+
+def estimate(
+    estimator: Estimator, inputs: types.AdvantageInputs
+) -> tuple[np.ndarray, types.Metrics]:
+  """What `estimator` returns for `inputs`: (float32 [N], metrics), checked.
+
+  Raises:
+    EstimatorError: it is not a pair, or the advantages are not N finite
+      numbers. Training on them would be wrong, or would do nothing.
+  """
+  found = estimator(inputs)
+  if not isinstance(found, tuple) or len(found) != 2:
+    raise _error(
+        estimator, 'a pair (advantages, metrics)', type(found).__name__
+    )
+  advantage_N, metrics = found
+  if not isinstance(metrics, Mapping):
+    raise _error(estimator, 'metrics in a dict', type(metrics).__name__)
+  want = f'advantages as a float array of shape ({len(inputs.outcome_N)},)'
+  if not isinstance(advantage_N, np.ndarray):
+    raise _error(estimator, want, type(advantage_N).__name__)
+  if (
+      advantage_N.shape != np.shape(inputs.outcome_N)
+      or advantage_N.dtype.kind != 'f'
+  ):
+    raise _error(estimator, want, f'{advantage_N.dtype} {advantage_N.shape}')
+  broken_N = ~np.isfinite(advantage_N)
+  if broken_N.any():
+    row = int(np.argmax(broken_N))
+    raise _error(
+        estimator,
+        'finite advantages',
+        f'{advantage_N[row]} in row {row}, and {broken_N.sum()} such rows in'
+        ' all',
+    )
+  return advantage_N.astype(np.float32, copy=False), metrics
+
+
+def _error(estimator: Any, expected: str, got: str) -> EstimatorError:
+  return EstimatorError(
+      f'{type(estimator).__name__} returned {got}; expected {expected}. See'
+      ' Estimator in hgpo_jax/advantages/base.py'
+  )

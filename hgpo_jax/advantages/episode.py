@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from hgpo_jax import types
+from hgpo_jax.advantages import base
 from hgpo_jax.advantages import grouping
 from hgpo_jax.advantages import segments
 
@@ -50,6 +51,15 @@ def check_range(
     raise ValueError(
         f'{name} is {value}, expected a finite number in [{low}, {high}]'
     )
+
+
+def check_score_fields(estimator: base.Estimator) -> None:
+  """Refuses values of the fields that GRPO and its kin have in common."""
+  name = type(estimator).__name__
+  check_range(
+      f'{name}.invalid_action_penalty', estimator.invalid_action_penalty, 0.0
+  )
+  check_choice(f'{name}.visit_order', estimator.visit_order, VISIT_ORDERS)
 
 
 def penalty(inputs: types.AdvantageInputs, weight: float) -> np.ndarray:

@@ -39,12 +39,7 @@ class GRPO:
   visit_order: str = 'step'
 
   def __post_init__(self):
-    episode.check_range(
-        'GRPO.invalid_action_penalty', self.invalid_action_penalty, 0.0
-    )
-    episode.check_choice(
-        'GRPO.visit_order', self.visit_order, episode.VISIT_ORDERS
-    )
+    episode.check_score_fields(self)
 
   def __call__(
       self, inputs: types.AdvantageInputs

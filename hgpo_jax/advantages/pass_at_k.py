@@ -43,12 +43,7 @@ class PassAtK:
 
   def __post_init__(self):
     episode.check_choice('PassAtK.compared', self.compared, _COMPARED)
-    episode.check_range(
-        'PassAtK.invalid_action_penalty', self.invalid_action_penalty, 0.0
-    )
-    episode.check_choice(
-        'PassAtK.visit_order', self.visit_order, episode.VISIT_ORDERS
-    )
+    episode.check_score_fields(self)
 
   def __call__(
       self, inputs: types.AdvantageInputs

@@ -51,7 +51,9 @@ class ProGPO:
     mode: 'mean_std_norm' as above; 'mean_norm' divides by no std, and P and T
       are times max_return, the unit of E.
     classes: which states share a potential, one of `semantic.KINDS`.
-    similarity_threshold: of the classes 'hash' and 'difflib', in (0, 1].
+    similarity_threshold: of the classes 'hash', 'difflib' and 'embed', in
+      (0, 1]. For 'embed' 0.98: below, the packaged policy's embeddings take
+      picking a thing up for putting it down.
     prefix: 'full', or 'states' for a past without the actions.
     combine: 'fill', m is 1 for steps without a peer signal, else 0; 'add', m
       is 1.
@@ -201,6 +203,7 @@ class ProGPO:
         group_U,
         inputs.state_N[table.row_U],
         inputs.state_texts,
+        inputs.embed_texts,
     )
     keys = grouping.history_ids(
         group_U, class_U, table.step_U, self.history_length + 1

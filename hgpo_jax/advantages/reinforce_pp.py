@@ -47,14 +47,7 @@ class ReinforcePlusPlus:
   visit_order: str = 'step'
 
   def __post_init__(self):
-    episode.check_range(
-        'ReinforcePlusPlus.invalid_action_penalty',
-        self.invalid_action_penalty,
-        0.0,
-    )
-    episode.check_choice(
-        'ReinforcePlusPlus.visit_order', self.visit_order, episode.VISIT_ORDERS
-    )
+    episode.check_score_fields(self)
 
   def __call__(
       self, inputs: types.AdvantageInputs
@@ -83,13 +76,16 @@ class ReinforcePlusPlus:
 def _whiten(x_N: np.ndarray, tokens_N: np.ndarray) -> np.ndarray:
   """Zero mean and unit variance over tokens, float32."""
   x_N = x_N.astype(np.float64)
+  # Sums in an order of their own: that of the rows must not show.
+  order = np.lexsort((tokens_N, x_N))
+  weight_N = tokens_N[order]
   total = tokens_N.sum()
   high, low = x_N.max(initial=-np.inf), x_N.min(initial=np.inf)
   scale = max(1.0, abs(high), abs(low))
   if total < 2 or high - low <= segments.SPREAD_TOLERANCE * scale:
     return np.zeros(len(x_N), np.float32)
-  centred_N = x_N - (x_N * tokens_N).sum() / total
-  variance = (centred_N**2 * tokens_N).sum() / (total - 1)
+  centred_N = x_N - (x_N[order] * weight_N).sum() / total
+  variance = (centred_N[order] ** 2 * weight_N).sum() / (total - 1)
   return (centred_N / np.sqrt(variance + _WHITENING_EPSILON)).astype(np.float32)
 
 

@@ -33,12 +33,7 @@ class RLOO:
   visit_order: str = 'step'
 
   def __post_init__(self):
-    episode.check_range(
-        'RLOO.invalid_action_penalty', self.invalid_action_penalty, 0.0
-    )
-    episode.check_choice(
-        'RLOO.visit_order', self.visit_order, episode.VISIT_ORDERS
-    )
+    episode.check_score_fields(self)
 
   def __call__(
       self, inputs: types.AdvantageInputs

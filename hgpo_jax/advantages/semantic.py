@@ -7,7 +7,7 @@ time, and only their equality within a group means something.
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
 import math
 import re
@@ -18,7 +18,8 @@ import numpy as np
 
 from hgpo_jax.advantages import grouping
 
-KINDS = ('none', 'norm', 'hash', 'difflib')
+KINDS = ('none', 'norm', 'hash', 'difflib', 'embed')
+Embed = Callable[[Sequence[str]], np.ndarray]
 HASH_SIZE = 4096
 
 _COUNTER = re.compile(
@@ -41,11 +42,12 @@ def classes(
     group_U: np.ndarray,
     state_U: np.ndarray,
     texts: Sequence[str],
+    embed: Embed | None = None,
 ) -> np.ndarray:
   """Class id of each step's state.
 
-  'none': the state itself. 'norm': states of one `canonical` text. 'hash' and
-  'difflib' then merge similar texts: those of a group are visited by falling
+  'none': the state itself. 'norm': states of one `canonical` text. 'hash',
+  'difflib' and 'embed' then merge similar texts: those of a group are visited by falling
   number of steps, ties by text, and each joins the first class whose opening
   text is similar, or opens one. Texts merge only if they name the same
   numbered things and the same negations: 'drawer 1' is never 'drawer 2'.
@@ -53,13 +55,15 @@ def classes(
   Args:
     kind: one of `KINDS`.
     threshold: smallest similarity to merge: the cosine of the hashed counts
-      of words and word pairs, or `SequenceMatcher.ratio()`.
+      of words and word pairs, `SequenceMatcher.ratio()`, or the cosine of
+      the texts' vectors.
     group_U: group of each distinct step.
     state_U: state ids, indices into `texts`.
     texts: text of each state id; not read for 'none'.
+    embed: [texts, D] vectors of texts, for 'embed'.
 
   Raises:
-    ValueError: a state without a text.
+    ValueError: a state without a text, or no way to embed texts.
   """
   if kind == 'none':
     return state_U
@@ -73,7 +77,7 @@ def classes(
   class_U = class_S[state_U]
   if kind == 'norm':
     return class_U
-  return _merge(kind, threshold, group_U, class_U, tuple(ids))
+  return _merge(kind, threshold, group_U, class_U, tuple(ids), embed)
 
 
 @functools.lru_cache(maxsize=1 << 15)  # Texts recur from update to update.
@@ -118,6 +122,7 @@ def _merge(
     group_U: np.ndarray,
     class_U: np.ndarray,
     texts: tuple[str, ...],
+    embed: Embed | None,
 ) -> np.ndarray:
   """Merges similar texts among the (group, class) pairs that occur."""
   pair_U = grouping.pair_ids(group_U, class_U)
@@ -131,31 +136,62 @@ def _merge(
   visit_P = sorted(
       range(len(class_P)), key=lambda p: (-visits_P[p], texts[class_P[p]])
   )
-  similar = _similar_hashes if kind == 'hash' else grouping.similar_states
-  return similar(bucket_P, class_P, visit_P, texts, threshold)[pair_U]
+  if kind == 'difflib':
+    merged_P = grouping.similar_states(
+        bucket_P, class_P, visit_P, texts, threshold
+    )
+  else:
+    cosine = _hash_cosine(texts) if kind == 'hash' else _cosine(texts, embed)
+    merged_P = _similar(bucket_P, class_P, visit_P, cosine, threshold)
+  return merged_P[pair_U]
 
 
-def _similar_hashes(
+def _similar(
     bucket_P: np.ndarray,
     class_P: np.ndarray,
     visit_P: Sequence[int],
-    texts: tuple[str, ...],
+    cosine: Callable[[int, int], float],
     threshold: float,
 ) -> np.ndarray:
-  """`grouping.similar_states` by the cosine of hashed counts."""
-  vectors = [_hashed(text) for text in texts]
+  """`grouping.similar_states` by the cosine of two classes."""
   leaders: dict[int, list[int]] = collections.defaultdict(list)
   joined_P = class_P.copy()
   for p in visit_P:
-    own = vectors[class_P[p]]
+    own = int(class_P[p])
     for leader in leaders[int(bucket_P[p])]:
-      other = vectors[leader]
-      if sum(x * other.get(slot, 0.0) for slot, x in own.items()) >= threshold:
+      if cosine(own, leader) >= threshold:
         joined_P[p] = leader
         break
     else:
-      leaders[int(bucket_P[p])].append(int(class_P[p]))
+      leaders[int(bucket_P[p])].append(own)
   return joined_P
+
+
+def _cosine(
+    texts: tuple[str, ...], embed: Embed | None
+) -> Callable[[int, int], float]:
+  """Of the vectors of two texts; a vector of 0 is like no other."""
+  if embed is None:
+    raise ValueError(
+        "ProGPO.classes is 'embed', but embed_texts of the inputs is None:"
+        " expected the policy's embeddings, which training gives; without a"
+        " policy set ProGPO.classes = 'hash'"
+    )
+  vector_SD = np.asarray(embed(texts), np.float64)
+  length_S = np.sqrt((vector_SD**2).sum(1))
+  vector_SD = vector_SD / np.where(length_S > 0.0, length_S, 1.0)[:, None]
+  return lambda one, other: float((vector_SD[one] * vector_SD[other]).sum())
+
+
+def _hash_cosine(texts: tuple[str, ...]) -> Callable[[int, int], float]:
+  """Of the hashed counts of two texts."""
+  vectors = [_hashed(text) for text in texts]
+
+  def cosine(one: int, other: int) -> float:
+    others = vectors[other]
+    return sum(x * others.get(slot, 0.0) for slot, x in vectors[one].items())
+
+  return cosine
 
 
 def _hashed(text: str) -> dict[int, float]:

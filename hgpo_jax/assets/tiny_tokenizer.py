@@ -66,15 +66,17 @@ def save(tokenizer: tokenizers.Tokenizer, folder: pathlib.Path) -> None:
       'clean_up_tokenization_spaces': False,
   }
   path = folder / 'tokenizer_config.json'
-  path.write_text(json.dumps(settings, indent=2) + '\n')
+  path.write_text(json.dumps(settings, indent=2) + '\n', encoding='utf-8')
   stops = [
       tokenizer.token_to_id('<|im_end|>'),
       tokenizer.token_to_id('<|endoftext|>'),
   ]
   generation = {'eos_token_id': stops, 'pad_token_id': stops[1]}
   path = folder / 'generation_config.json'
-  path.write_text(json.dumps(generation, indent=2) + '\n')
+  path.write_text(json.dumps(generation, indent=2) + '\n', encoding='utf-8')
   # The part of config.json that names tokens; the model's shape joins it when
   # weights are saved.
   tokens = {'eos_token_id': stops[0], 'pad_token_id': stops[1]}
-  (folder / 'config.json').write_text(json.dumps(tokens, indent=2) + '\n')
+  (folder / 'config.json').write_text(
+      json.dumps(tokens, indent=2) + '\n', encoding='utf-8'
+  )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import os
 import pathlib
 
+from hgpo_jax import whole_file
 from hgpo_jax.credit import inspector
 from hgpo_jax.credit import methods
 from hgpo_jax.credit import page
@@ -27,6 +27,7 @@ def write(
     ValueError: the file holds no episodes that could be compared.
   """
   _check_file(source)
+  whole_file.check(out, '--out')
   trajectories = trajectories_io.load(source)
   try:
     inspector.check(trajectories)
@@ -34,13 +35,8 @@ def write(
     raise ValueError(f'{source}: {error}.') from error
   data = inspector.data(trajectories, methods.load(estimators))
   data['source'] = str(source)
-  out.parent.mkdir(parents=True, exist_ok=True)
-  partial = out.with_name(out.name + '.partial')
-  try:
+  with whole_file.replacing(out) as partial:
     partial.write_text(page.render(data, source.name), encoding='utf-8')
-    os.replace(partial, out)
-  finally:
-    partial.unlink(missing_ok=True)
   return (
       f'{out}: {len(data["tasks"])} tasks, {len(trajectories)} episodes,'
       f' {len(data["steps"]["step"])} steps under'

@@ -52,12 +52,13 @@ def _check_index(index: int, size: int, name: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class HouseholdSplit:
-  """Generated games; game `index` has the task kind `index % 6`."""
+  """Generated games; the kinds of task take turns."""
 
   name: str
   size: int
   seed: int
   offset: int
+  kinds: tuple[str, ...] = household.KINDS
 
   def __len__(self) -> int:
     return self.size
@@ -67,7 +68,7 @@ class HouseholdSplit:
     # Seeds of the splits differ modulo the number of splits, so no seed of
     # one split is ever a seed of another.
     seed = (self.seed + index) * len(HouseholdGames.SPLITS) + self.offset
-    kind = household.KINDS[index % len(household.KINDS)]
+    kind = self.kinds[index % len(self.kinds)]
     return types.Task(
         self.name, index, f'household/{self.name}/{kind}-{seed}', seed, kind
     )
@@ -83,12 +84,14 @@ class HouseholdGames:
     train_size: games of the split 'train'.
     heldout_size: games of the split 'heldout'.
     first_seed: shifts both splits to other games.
+    kinds: kinds of task that take turns in both splits.
   """
 
   layout: household.Layout = household.Layout()
   train_size: int = 4096
   heldout_size: int = 256
   first_seed: int = 0
+  kinds: tuple[str, ...] = household.KINDS
 
   SPLITS = ('train', 'heldout')
 
@@ -98,6 +101,11 @@ class HouseholdGames:
           'HouseholdGames needs train_size >= 1, heldout_size >= 1 and'
           f' first_seed >= 0, got {self.train_size}, {self.heldout_size} and'
           f' {self.first_seed}'
+      )
+    if not self.kinds or not set(self.kinds) <= set(household.KINDS):
+      raise ValueError(
+          f'HouseholdGames.kinds is {self.kinds}; expected at least one of'
+          f' {household.KINDS}'
       )
 
   def check(self) -> None:
@@ -109,7 +117,8 @@ class HouseholdGames:
           f'unknown split {name!r} of HouseholdGames; known: {self.SPLITS}'
       )
     size = {'train': self.train_size, 'heldout': self.heldout_size}[name]
-    return HouseholdSplit(name, size, self.first_seed, self.SPLITS.index(name))
+    offset = self.SPLITS.index(name)
+    return HouseholdSplit(name, size, self.first_seed, offset, self.kinds)
 
   def load(self, task: types.Task) -> dict[str, Any]:
     game = household.generate(task.seed, task.kind, self.layout)

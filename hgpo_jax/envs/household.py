@@ -11,6 +11,7 @@ import functools
 import random
 
 from hgpo_jax import config
+from hgpo_jax.envs import alfworld_package
 from hgpo_jax.envs import household_rooms as rooms
 from hgpo_jax.envs import textworld_game
 
@@ -48,6 +49,10 @@ class Layout:
       raise ValueError(
           'Layout needs most_per_type >= 1 and tidiness >= 1.0, got'
           f' {self.most_per_type} and {self.tidiness}'
+      )
+    if not 0.0 <= self.stuck <= 1.0:
+      raise ValueError(
+          f'Layout.stuck is {self.stuck}; expected a share, 0 to 1'
       )
     if not 0 <= self.objects[0] <= self.objects[1]:
       raise ValueError(
@@ -289,8 +294,7 @@ def _named(
 
 
 def _instruction(goal: Goal, rng: random.Random) -> str:
-  from alfworld.gen import goal_library
-
+  goal_library = alfworld_package.load('alfworld.gen.goal_library')
   template = rng.choice(goal_library.gdict[goal.kind]['templates'])
   return template.format(
       obj=goal.object.lower(),

@@ -13,6 +13,7 @@ import pathlib
 import re
 import textwrap
 
+from hgpo_jax.envs import alfworld_package
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_rooms as rooms
 
@@ -84,8 +85,7 @@ def _facts(game: household.Game) -> list[str]:
 
 
 def _problem(game: household.Game) -> str:
-  from alfworld.gen import goal_library
-
+  goal_library = alfworld_package.load('alfworld.gen.goal_library')
   receptacle_types = {r.type for r in game.receptacles} | set(
       rooms.CONSTANT_RTYPES
   )
@@ -113,10 +113,11 @@ def _problem(game: household.Game) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _domain_and_grammar() -> tuple[str, str]:
-  import alfworld.gen  # Found by path: importing alfworld.info makes folders.
-
-  data = pathlib.Path(alfworld.gen.__file__).parent.parent / 'data'
-  return (data / 'alfred.pddl').read_text(), (data / 'alfred.twl2').read_text()
+  package = alfworld_package.load('alfworld')
+  data = pathlib.Path(package.__file__).parent / 'data'
+  return (data / 'alfred.pddl').read_text(encoding='utf-8'), (
+      data / 'alfred.twl2'
+  ).read_text(encoding='utf-8')
 
 
 def game_data(game: household.Game) -> dict[str, object]:
@@ -135,5 +136,5 @@ def save(game: household.Game, folder: pathlib.Path) -> pathlib.Path:
   """Writes `game.tw-pddl` in the official layout; returns its path."""
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / 'game.tw-pddl'
-  path.write_text(json.dumps(game_data(game)))
+  path.write_text(json.dumps(game_data(game)), encoding='utf-8')
   return path

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 
+from hgpo_jax.envs import alfworld_package
+
 KINDS = (
     'pick_and_place_simple',
     'look_at_obj_in_light',
@@ -183,8 +185,7 @@ def alfred_tables() -> (
     tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]]
 ):
   """ALFRED's tables: what a receptacle type may hold, what can be done."""
-  from alfworld.gen import constants
-
+  constants = alfworld_package.load('alfworld.gen.constants')
   holds = constants.VAL_RECEPTACLE_OBJECTS
   able = constants.VAL_ACTION_OBJECTS
   return (

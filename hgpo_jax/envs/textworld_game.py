@@ -67,7 +67,7 @@ def read_game(path: pathlib.Path) -> dict[str, Any]:
     GameError: if the file is missing, is not JSON, or lacks a needed field.
   """
   try:
-    data = json.loads(path.read_text())
+    data = json.loads(path.read_text(encoding='utf-8'))
   except OSError as error:
     raise GameError(f'cannot read the game file {path}: {error}') from error
   except ValueError as error:

@@ -13,6 +13,7 @@ import os
 import tempfile
 from typing import Any
 
+from hgpo_jax.envs import alfworld_package
 from hgpo_jax.envs import textworld_game
 
 
@@ -38,10 +39,12 @@ class StockEngine:
   """One `PddlEnv` with ALFWorld's names; plays one game after another."""
 
   def __init__(self) -> None:
-    from alfworld.agents.environment import alfred_tw_env
     import textworld
     from textworld.envs.pddl import PddlEnv
 
+    alfred_tw_env = alfworld_package.load(
+        'alfworld.agents.environment.alfred_tw_env'
+    )
     infos = textworld.EnvInfos(
         won=True, admissible_commands=True, feedback=True
     )

@@ -14,7 +14,6 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import fcntl
-import math
 import multiprocessing
 from multiprocessing import connection
 import os
@@ -29,6 +28,8 @@ from hgpo_jax.envs import counters
 # The id that answers the first message; requests count from START + 1.
 START = 0
 _MAX_ERROR_CHARS = 2000
+# Squares of rewards, and sums over a batch of them, are finite in float32.
+_LARGEST = 1e15
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +179,8 @@ class _Slot:
       # Even sys.exit() of one environment must not end the others.
       what = 'reset' if request.task else f'step {self._steps}'
       self.close()
-      text = f'{describe(error)} [{what} of task {task_id!r}]'
+      where = f'{what} of task {task_id!r} of {type(self._spec).__name__}'
+      text = f'{describe(error)} [{where}]'
       return Reply(
           request.id, request.slot, task_id, error=text, counts=counters.take()
       )
@@ -220,8 +222,11 @@ def check_result(result: types.StepResult) -> None:
     value = getattr(result, name)
     if not isinstance(value, (int, float)):
       raise TypeError(f'{name} is {value!r}, expected a float')
-    if not math.isfinite(value):
-      raise ValueError(f'{name} is {value!r}, expected a finite number')
+    if not abs(value) <= _LARGEST:  # nan too; the learner has float32.
+      raise ValueError(
+          f'{name} is {value!r}, expected a finite number of size at most'
+          f' {_LARGEST:g}'
+      )
   _check_end(result)
 
 

@@ -23,6 +23,7 @@ from hgpo_jax.envs import base
 from hgpo_jax.envs import worker
 
 _KILL_SECONDS = 5.0
+_LONGEST_BLOCK_SECONDS = 1e6
 _MAX_MESSAGE_BYTES = 64 * 2**20
 
 
@@ -162,16 +163,18 @@ def wait(busy: Sequence[WorkerProcess], seconds: float) -> list[WorkerProcess]:
   `multiprocessing.connection.wait` does the same at ten times the cost, which
   a step of a fast environment would notice.
   """
-  poller = select.poll()
+  poller = select.poll()  # It takes no more than 24 days at a time.
   by_file = {process.conn.fileno(): process for process in busy}
   for number in by_file:
     poller.register(number, select.POLLIN)
-  found = poller.poll(max(0, math.ceil(1e3 * seconds)))
+  found = poller.poll(math.ceil(1e3 * min(max(0.0, seconds), 3600.0)))
   return [by_file[number] for number, _ in found]
 
 
 def _limit_blocking(conn: connection.Connection, seconds: float) -> None:
   """Lets a blocked read or write fail: a stopped peer must not stop us."""
+  # The kernel takes no longer time, and 0 for none at all.
+  seconds = min(max(seconds, 1e-3), _LONGEST_BLOCK_SECONDS)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
   with socket.socket(fileno=os.dup(conn.fileno())) as peer:
     peer.settimeout(None)

@@ -17,6 +17,7 @@ import statistics
 import numpy as np
 
 from hgpo_jax import types
+from hgpo_jax import whole_file
 from hgpo_jax.envs import base as envs
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.models import base as models
@@ -198,19 +199,24 @@ def _rate(wins: Sequence[float]) -> Rate:
   return Rate(len(wins), sum(wins) / len(wins), low, high)
 
 
+def check_out(out: pathlib.Path) -> None:
+  """Raises OSError if a result and its table could not be written there."""
+  if out.suffix != '.json':  # The table beside it ends in .md.
+    raise OSError(f'--out={out}: expected a name that ends in .json')
+  for path in (out, out.with_suffix('.md')):
+    whole_file.check(path, '--out')
+
+
 def save(path: str | os.PathLike[str], result: Result, iteration: int) -> None:
   """Writes a result as JSON, whole or not at all."""
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
   record = {'iteration': iteration, **dataclasses.asdict(result)}
-  partial.write_text(json.dumps(record, indent=1) + '\n')
-  os.replace(partial, path)
+  with whole_file.replacing(path) as partial:
+    partial.write_text(json.dumps(record, indent=1) + '\n', encoding='utf-8')
 
 
 def load(path: str | os.PathLike[str]) -> Result:
   """Reads what `save` wrote."""
-  record = json.loads(pathlib.Path(path).read_text())
+  record = json.loads(pathlib.Path(path).read_text(encoding='utf-8'))
   record.pop('iteration')
   record['seeds'] = tuple(record['seeds'])
   record['overall'] = Rate(**record['overall'])

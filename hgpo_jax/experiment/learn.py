@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
+import dataclasses
+import functools
 
 import jax
 import numpy as np
 
 from hgpo_jax import sharding
 from hgpo_jax import types
+from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import advantage_inputs
 from hgpo_jax.batch import minibatch
 from hgpo_jax.batch import pack
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import text_vectors
+from hgpo_jax.io import metrics as metrics_io
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 
@@ -34,10 +40,19 @@ def learn(
 
   Raises:
     NothingToLearnError: no episode has a step to train on.
+    EstimatorError: the estimator returned no advantages.
   """
   _refuse_all_aborted(trajectories)
   inputs, steps = advantage_inputs.build(trajectories)
-  advantage_N, advantage_metrics = spec.estimator(inputs)
+  inputs = dataclasses.replace(
+      inputs,
+      embed_texts=functools.partial(
+          text_vectors.embed,
+          player.model.embeddings(learner.policy(state)),
+          player.tokenizer.encode,
+      ),
+  )
+  advantage_N, advantage_metrics = _estimate(spec.estimator, inputs)
   trained_N = spec.minibatches.trained(advantage_N)
   state, update_metrics = _update(
       spec,
@@ -54,6 +69,19 @@ def learn(
       **update_metrics,
       'batch/trained_steps': float(len(trained_N)),
   }
+
+
+def _estimate(
+    estimator: advantages.Estimator, inputs: types.AdvantageInputs
+) -> tuple[np.ndarray, types.Metrics]:
+  advantage_N, metrics = advantages.estimate(estimator, inputs)
+  try:
+    for name in metrics:
+      metrics_io.check_name(name)
+  except ValueError as error:
+    name = type(estimator).__name__
+    raise advantages.EstimatorError(f'{name}: {error}') from error
+  return advantage_N, metrics
 
 
 def _update(
@@ -132,8 +160,13 @@ def _mean(seen: Sequence[types.Metrics]) -> types.Metrics:
 def _refuse_all_aborted(trajectories: Sequence[types.Trajectory]) -> None:
   if all(t.aborted or not t.steps for t in trajectories):
     errors = sorted({t.error for t in trajectories if t.error})
+    ends = collections.Counter(t.end_reason for t in trajectories)
+    knob = 'the environment'
+    if ends[types.CONTEXT]:
+      knob = 'Collector.max_prompt_tokens, which prompts exceed,'
     raise NothingToLearnError(
         f'none of the {len(trajectories)} episodes of the iteration has a step'
         f' to train on; the environments said: {errors[:3] or "nothing"}.'
-        ' Correct the environment and run the same command again'
+        f' Episodes ended as {dict(ends)}.'
+        f' Correct {knob} and run the same command again'
     )

@@ -13,9 +13,11 @@ import jax
 
 from hgpo_jax import config
 from hgpo_jax import types
+from hgpo_jax.advantages import base as advantages
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import learn as learn_lib
+from hgpo_jax.experiment import resample
 from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import spec as spec_lib
@@ -25,6 +27,7 @@ from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import train_state
 from hgpo_jax.models import base as models
 from hgpo_jax.rollout import metrics as rollout_metrics
+from hgpo_jax.rollout import sampler as sampler_lib
 
 # What an entry point tells in one line: the text says what to do. Any other
 # error is ours, and shows where it came from.
@@ -34,6 +37,8 @@ FAILURES = (
     checkpoint.CheckpointError,
     pool_lib.EnvStartError,
     learn_lib.NothingToLearnError,
+    advantages.EstimatorError,
+    sampler_lib.NotFiniteError,
 )
 
 
@@ -52,16 +57,21 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     logging.info('%s is finished', run_dir)
     return
   run_folder.check_writable(run_dir)
-  with runtime_lib.open_player(spec) as player:
+  with (
+      run_folder.claimed(run_dir),
+      runtime_lib.open_player(spec) as player,
+  ):
     learner = runtime_lib.make_learner(spec, player)
     checkpoints = checkpoint.Checkpoints(
         run_dir / 'checkpoints', keep=spec.keep_checkpoints
     )
     restored = checkpoints.restore(learner.state)
     state, first = learner.state, 0
+    counters = runtime_lib.counters(spec, learner)
     if restored is not None:
       state, first = restored.state, restored.iteration
       run_folder.check_length(spec, first)
+      runtime_lib.check_start(spec, restored, learner.rests_on)
       logging.info('going on with iteration %d', first)
     # Last, so that a start that fails does not bind the folder to its values.
     config.write(
@@ -81,7 +91,7 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
         metrics |= trained | _pool_metrics(events, player.pool.metrics)
         writer.write(iteration, metrics)
         if _save_due(spec, iteration + 1):
-          checkpoints.save(iteration + 1, state, {'seed': spec.seed})
+          checkpoints.save(iteration + 1, state, counters)
       events = player.pool.metrics
       metrics = _evaluate(
           spec, player, learner.policy(state), run_dir, spec.iterations
@@ -110,13 +120,12 @@ def _iterate(
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
   start = time.monotonic()
-  trajectories = player.collector.collect(
+  played = resample.play(
+      spec,
+      player.collector,
       learner.policy(state),
       _tasks(spec, iteration),
-      spec.group_size,
-      seed=spec.seed,
-      iteration=iteration,
-      temperature=spec.temperature,
+      iteration,
   )
   collected = time.monotonic()
   player.pool.prefetch(_upcoming(spec, iteration + 1))
@@ -124,13 +133,14 @@ def _iterate(
   if every and iteration % every == 0:
     name = trajectories_io.file_name(iteration)
     trajectories_io.save(
-        run_dir / 'rollouts' / name, trajectories, player.tokenizer.decode
+        run_dir / 'rollouts' / name, played.every, player.tokenizer.decode
     )
   state, learned = learn_lib.learn(
-      spec, player, learner, state, trajectories, iteration
+      spec, player, learner, state, played.kept, iteration
   )
   metrics = {
-      **rollout_metrics.rollout_metrics(trajectories),
+      **rollout_metrics.rollout_metrics(played.every),
+      **played.metrics,
       **learned,
       # Depends on when the process started, as times do.
       'time/sampler_compilations': float(player.sampler.compilations),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 
 from hgpo_jax import sharding
+from hgpo_jax.envs import base as envs
 from hgpo_jax.experiment import spec as spec_lib
 
 
@@ -17,13 +20,13 @@ def check(spec: spec_lib.Experiment) -> str:
     ValueError, FileNotFoundError, ImportError, KeyError: naming the knob.
   """
   spec.env.check()
-  train, heldout = spec.env.split(spec.split), spec.env.split(
-      spec.evaluation.split
-  )
+  spec.logging.check()
+  train = _split(spec.env, 'Experiment.split', spec.split)
+  heldout = _split(spec.env, 'Evaluation.split', spec.evaluation.split)
   _check_split(spec, len(train), len(heldout))
   model, tokenizer = spec.policy.check()
   spec.sampler.bind(model, tokenizer.stop_ids)
-  shape = spec.mesh.shape(jax.device_count())
+  shape = spec.mesh.shape(_devices())
   shares = shape[0] * shape[1]
   sharding.check_divides(spec.mesh.make_mesh(), model.axis_sizes())
   spec.minibatches.check(
@@ -33,11 +36,42 @@ def check(spec: spec_lib.Experiment) -> str:
   return _describe(spec, len(train), len(heldout), shape)
 
 
+def _devices() -> int:
+  try:
+    return jax.device_count()
+  except (RuntimeError, AssertionError) as error:  # Of jax, which has none.
+    reason = str(error).split('\n')[0] or 'its platform cannot be used here'
+    raise ValueError(
+        f'jax has no devices ({reason}); JAX_PLATFORMS is'
+        f' {os.environ.get("JAX_PLATFORMS", "")!r}, expected a platform that'
+        " is installed here, such as 'cpu', or none"
+    ) from error
+
+
+def _split(env: envs.EnvSpec, knob: str, name: str) -> envs.Split:
+  try:
+    split = env.split(name)
+  except KeyError as error:
+    raise ValueError(f'{knob}: {error.args[0]}') from error
+  if not len(split):
+    raise ValueError(
+        f'{knob} is {name!r}, a split of 0 tasks; expected at least one: make'
+        ' the split larger, or name another'
+    )
+  return split
+
+
 def _check_split(spec: spec_lib.Experiment, train: int, heldout: int) -> None:
   if spec.tasks_per_iteration > train:
     raise ValueError(
         f'Experiment.tasks_per_iteration is {spec.tasks_per_iteration}, but'
         f' the split {spec.split!r} has {train} tasks'
+    )
+  if spec.resample_rounds and spec.tasks_per_iteration == train:
+    raise ValueError(
+        f'Experiment.resample_rounds is {spec.resample_rounds}, but an'
+        f' iteration plays all {train} tasks of the split {spec.split!r}; set'
+        ' it to 0, or Experiment.tasks_per_iteration to fewer'
     )
   if spec.evaluation.games > heldout:
     raise ValueError(
@@ -66,6 +100,16 @@ def _games(spec: spec_lib.Experiment, games: int) -> str:
   return f'{draws} draws of {games} games' if draws else f'{games} games'
 
 
+def _resampling(spec: spec_lib.Experiment) -> list[str]:
+  if not spec.resample_rounds:
+    return []
+  episodes = spec.episodes * (1 + spec.resample_rounds)
+  return [
+      f'resampling   at most {spec.resample_rounds} more rounds for groups that'
+      f' ended alike = at most {episodes} episodes'
+  ]
+
+
 def _trained(spec: spec_lib.Experiment) -> str:
   if spec.lora is None:
     return 'all weights'
@@ -87,21 +131,27 @@ def _describe(
   longest = spec.collector.max_prompt_tokens + spec.sampler.max_new_tokens
   per_row = 'one step' if batches.packing == 'none' else 'whole steps'
   lines = [
+      f'policy       {spec.policy.folder}, trained: {_trained(spec)}',
+      f'estimator    {spec.estimator}',
       f'tasks        {train} in {spec.split!r}, {heldout} in'
       f' {spec.evaluation.split!r}',
       f'iteration    {spec.tasks_per_iteration} tasks x {spec.group_size}'
       f' members = {spec.episodes} episodes of at most'
       f' {spec.env.max_steps} steps = at most {steps} steps',
+      *_resampling(spec),
       f'tokens       at most {spec.collector.max_prompt_tokens} prompt +'
       f' {spec.sampler.max_new_tokens} response = {longest} a step',
+      f'sampling     at temperature {spec.temperature:g}',
       f'updates      {batches.minibatch_steps} steps each: at most'
       f' {batches.count(steps)} x {batches.epochs} epochs ='
       f' {batches.count(steps) * batches.epochs} an iteration, in passes of'
       f' {rows} rows, {per_row} each',
-      f'trained      {_trained(spec)}',
+      f'learning     rate {spec.optimizer.learning_rate:g},'
+      f' {spec.optimizer.schedule}',
       f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
       f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
-      f' temperature {spec.evaluation.temperature}',
-      f'run          {spec.iterations} iterations, seed {spec.seed}',
+      f' temperature {spec.evaluation.temperature:g}',
+      f'run          {spec.iterations} iterations, seed {spec.seed}, a checkpoint'
+      f' every {spec.save_every}',
   ]
   return '\n'.join(lines)

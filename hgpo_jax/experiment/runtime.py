@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import contextlib
 import dataclasses
+from typing import Any
 
 from absl import logging
 import jax
@@ -13,6 +14,7 @@ from hgpo_jax import config
 from hgpo_jax import sharding
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.io import checkpoint
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
@@ -69,6 +71,11 @@ class Learner:
   state: train_state.TrainState
   frozen: lora.Frozen | None = None
 
+  @property
+  def rests_on(self) -> models.Params | None:
+    """Weights of the policy's folder that training goes on using."""
+    return self.frozen.params if self.frozen else self.reference
+
   def policy(self, state: train_state.TrainState) -> models.Params:
     """Parameters of the policy, an adapter attached to its base."""
     return self.frozen.attach(state.params) if self.frozen else state.params
@@ -81,6 +88,33 @@ def starting() -> Iterator[None]:
     yield
   except ValueError as error:
     raise config.ConfigError(str(error)) from error
+
+
+def counters(spec: spec_lib.Experiment, learner: Learner) -> dict[str, Any]:
+  """What a checkpoint keeps beside the state."""
+  found = {'seed': spec.seed}
+  if learner.rests_on is not None:
+    found['rests_on'] = checkpoint.digest(learner.rests_on)
+  return found
+
+
+def check_start(
+    spec: spec_lib.Experiment,
+    restored: checkpoint.Restored[train_state.TrainState],
+    start: models.Params | None,
+) -> None:
+  """Refuses a checkpoint whose adapter, or KL, belongs to other weights."""
+  was = restored.counters.get('rests_on')
+  if start is None or was is None:
+    return
+  now = checkpoint.digest(start)
+  if was != now:
+    raise config.ConfigError(
+        f'the weights in PolicySource.folder = {spec.policy.folder!r} (digest'
+        f' {now}) are not those that the run began with ({was}), which its'
+        ' adapter or its KL refers to; name the folder with those, or give'
+        ' another --run_dir'
+    )
 
 
 @contextlib.contextmanager

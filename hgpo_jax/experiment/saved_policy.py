@@ -23,11 +23,15 @@ def evaluate(
 
   Returns (name of the policy, iterations behind it, result).
   """
+  if run_dir is not None:
+    _check_folder(run_dir)
   with runtime_lib.open_player(spec) as player:
     learner = runtime_lib.make_learner(spec, player)
     name, iteration, state = str(spec.policy.folder), 0, learner.state
     if run_dir is not None:
       restored = _restore(run_dir, learner.state)
+      if learner.frozen is not None:
+        runtime_lib.check_start(spec, restored, learner.frozen.params)
       name, iteration, state = (
           run_dir.name,
           restored.iteration,
@@ -47,24 +51,29 @@ def newest_policy(
 
   Adapters are merged into the parameters.
   """
+  _check_folder(run_dir)
   with runtime_lib.starting():
     model, _ = spec.policy.check()
   _, frozen, like = runtime_lib.make_state(spec, model, spec.mesh.make_mesh())
   restored = _restore(run_dir, like)
   params = restored.state.params
   if frozen is not None:
+    runtime_lib.check_start(spec, restored, frozen.params)
     params = lora.merge(frozen.attach(params))
   return model, jax.device_get(params), restored.iteration
+
+
+def _check_folder(run_dir: pathlib.Path) -> None:
+  if not (run_dir / 'checkpoints').is_dir():
+    raise FileNotFoundError(
+        f'{run_dir} has no checkpoints; give the --run_dir of a training run'
+    )
 
 
 def _restore(
     run_dir: pathlib.Path, like: train_state.TrainState
 ) -> checkpoint.Restored[train_state.TrainState]:
   folder = run_dir / 'checkpoints'
-  if not folder.is_dir():
-    raise FileNotFoundError(
-        f'{run_dir} has no checkpoints; give the --run_dir of a training run'
-    )
   checkpoints = checkpoint.Checkpoints(folder, read_only=True)
   restored = checkpoints.restore(like)
   checkpoints.close()

@@ -51,8 +51,15 @@ class PolicySource:
   @property
   def path(self) -> pathlib.Path:
     """The folder on disk."""
+    packaged = self._packaged
+    return packaged if packaged else pathlib.Path(self.folder)
+
+  @property
+  def _packaged(self) -> pathlib.Path | None:
+    """The folder of assets that a bare name stands for."""
+    bare = pathlib.PurePath(self.folder).name == self.folder
     packaged = pathlib.Path(assets.__file__).parent / self.folder
-    return packaged if packaged.is_dir() else pathlib.Path(self.folder)
+    return packaged if bare and self.folder and packaged.is_dir() else None
 
   def check(self) -> tuple[qwen2.Qwen2, tokenizer_lib.ChatTokenizer]:
     """The model's functions and its tokenizer, before any weight is read.
@@ -61,7 +68,13 @@ class PolicySource:
       FileNotFoundError: the folder or a file of it is missing.
       ValueError: a config or tokenizer that does not fit.
     """
-    if not self.path.is_dir():
+    if self._packaged and pathlib.Path(self.folder).is_dir():
+      raise ValueError(
+          f'PolicySource.folder = {self.folder!r} may be the packaged'
+          f' {self._packaged} or a folder here; write the path of the one, or'
+          f" './{self.folder}' for the other"
+      )
+    if not self.folder or not self.path.is_dir():
       raise FileNotFoundError(
           f'PolicySource.folder = {self.folder!r} is not a folder; give the'
           ' Hugging Face folder of a Qwen2.5 model (nothing is downloaded)'
@@ -114,6 +127,17 @@ class Workers:
           'Workers needs processes >= 1 and slots >= 0, got'
           f' {self.processes} and {self.slots}'
       )
+    for name in ('start_timeout_s', 'reset_timeout_s', 'step_timeout_s'):
+      if getattr(self, name) <= 0:
+        raise ValueError(
+            f'Workers.{name} is {getattr(self, name)}; expected more than 0'
+            ' seconds'
+        )
+    if self.recycle_episodes < 0:
+      raise ValueError(
+          f'Workers.recycle_episodes is {self.recycle_episodes}; expected at'
+          ' least 0, which keeps processes for good'
+      )
 
   def open(self, env: envs.EnvSpec, episodes: int) -> pool_lib.EnvPool:
     """Starts the pool; call it before jax touches a device."""
@@ -164,6 +188,10 @@ class Evaluation:
           f'Evaluation.seeds is {self.seeds}; expected different seeds, at'
           ' least one'
       )
+    if not all(0 <= seed < 2**32 for seed in self.seeds):
+      raise ValueError(
+          f'Evaluation.seeds is {self.seeds}; expected each in 0 to 2**32 - 1'
+      )
 
 
 @config.configurable
@@ -189,6 +217,9 @@ class Experiment:
     split: split whose tasks are trained on.
     tasks_per_iteration: tasks (groups) of one iteration.
     group_size: episodes of each task, at least 2.
+    resample_rounds: rounds at most in which groups whose episodes all had the
+      same outcome give way to groups of further tasks (DAPO's dynamic
+      sampling); 0 for none. CovGPO learns from the groups that this removes.
     temperature: of sampling in training; the loss uses the same.
     iterations: iterations in all.
     seed: of task order, sampling and minibatch order.
@@ -213,6 +244,7 @@ class Experiment:
   split: str = 'train'
   tasks_per_iteration: int = 16
   group_size: int = 8
+  resample_rounds: int = 0
   temperature: float = 1.0
   iterations: int = config.may_change(150)
   seed: int = 0
@@ -236,11 +268,15 @@ class Experiment:
         raise ValueError(
             f'Experiment.{name} is {getattr(self, name)}; expected at least 1'
         )
-    if self.temperature <= 0 or self.save_rollouts_every < 0:
+    if self.temperature <= 0:
       raise ValueError(
-          'Experiment needs temperature > 0 and save_rollouts_every >= 0, got'
-          f' {self.temperature} and {self.save_rollouts_every}'
+          f'Experiment.temperature is {self.temperature}; expected more than 0'
       )
+    for name in ('save_rollouts_every', 'resample_rounds'):
+      if getattr(self, name) < 0:
+        raise ValueError(
+            f'Experiment.{name} is {getattr(self, name)}; expected at least 0'
+        )
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'Experiment.seed is {self.seed}; expected 0 to 2**32 - 1'

@@ -1,6 +1,8 @@
-"""Which tasks an iteration plays: a pure function of (seed, iteration)."""
+"""Which tasks an iteration plays: pure functions of (seed, iteration)."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -22,3 +24,14 @@ def choose(
   order = np.random.default_rng(key).permutation(len(split))
   chosen = order[position * count : (position + 1) * count]
   return [split[int(index)] for index in chosen]
+
+
+def spare(
+    split: base.Split, tasks: Sequence[types.Task], seed: int, iteration: int
+) -> Iterator[types.Task]:
+  """All tasks but the iteration's own `tasks`, in an order of its own."""
+  taken = {task.index for task in tasks}
+  # A third entry: no key of `choose` is the same.
+  key = np.random.SeedSequence([seed, iteration, 1])
+  order = np.random.default_rng(key).permutation(len(split))
+  return (split[int(index)] for index in order if index not in taken)

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 import dataclasses
+import hashlib
+import json
 import os
 from typing import Any, Generic, TypeVar
 
@@ -222,10 +224,17 @@ def _digest(x: jax.Array) -> jax.Array:
   return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
 
 
+def digest(tree: Any) -> str:
+  """A short name of the values in `tree`; the same under every sharding."""
+  text = json.dumps(_describe({'tree': tree}), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _describe(items: Mapping[str, Any]) -> dict[str, list[Any]]:
   """For each array: type, shape, digest."""
   flat = jax.tree_util.tree_flatten_with_path(dict(items))[0]
-  digests = jax.device_get([_digest(leaf) for _, leaf in flat])
+  # One after the other: many collectives at once starve virtual devices.
+  digests = [jax.device_get(_digest(leaf)) for _, leaf in flat]
   return {
       jax.tree_util.keystr(path): [str(x.dtype), list(x.shape), int(digest)]
       for (path, x), digest in zip(flat, digests)

@@ -9,6 +9,8 @@ from typing import Protocol
 
 from absl import logging
 
+from hgpo_jax import whole_file
+
 Values = Mapping[str, float | None]
 
 
@@ -32,8 +34,9 @@ class Jsonl:
 
   def write(self, iteration: int, values: Values) -> None:
     line = json.dumps({'iteration': iteration, **values}, allow_nan=False)
-    self._file.write(line + '\n')
-    self._file.flush()
+    with whole_file.naming(self._file.name):
+      self._file.write(line + '\n')
+      self._file.flush()
 
   def close(self) -> None:
     self._file.close()
@@ -100,14 +103,8 @@ class Wandb:
   """Weights & Biases; the run's id is its folder name, so it is resumed."""
 
   def __init__(self, project: str, name: str, run_config: str):
-    try:
-      import wandb
-    except ImportError as error:
-      raise ImportError(
-          f'Logging.wandb_project={project!r} asks for Weights & Biases, but '
-          'wandb is not installed; `pip install wandb`, or bind '
-          "Logging.wandb_project = ''."
-      ) from error
+    import wandb  # Not a dependency; only when asked for.
+
     self._run = wandb.init(
         project=project,
         name=name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import importlib
 import json
 import math
 import os
@@ -68,6 +69,19 @@ class Logging:
   wandb_project: str = ''
   progress: tuple[str, ...] = ('rollout/success_rate', 'eval/success_rate')
 
+  def __post_init__(self) -> None:
+    for name in self.progress:
+      check_name(name)
+
+  def check(self) -> None:
+    """Raises ImportError if what `open` needs is not installed."""
+    if self.wandb_project and not _has_wandb():
+      raise ImportError(
+          f'Logging.wandb_project={self.wandb_project!r} asks for Weights &'
+          ' Biases, but wandb is not installed; `pip install wandb`, or bind'
+          " Logging.wandb_project = ''."
+      )
+
   def open(
       self,
       run_dir: str | os.PathLike[str],
@@ -80,8 +94,7 @@ class Logging:
     What an earlier, killed run wrote for that iteration and later ones is
     dropped, so that the file ends equal to that of an uninterrupted run.
     """
-    for name in self.progress:
-      check_name(name)
+    self.check()
     run_dir = pathlib.Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
     sinks: list[metric_sinks.Sink] = []
@@ -154,6 +167,14 @@ def read(run_dir: str | os.PathLike[str]) -> list[dict[str, float | None]]:
   """The lines of a run's `metrics.jsonl`; each holds its 'iteration'."""
   with open(pathlib.Path(run_dir) / JSONL, encoding='utf-8') as lines:
     return [json.loads(line) for line in lines]
+
+
+def _has_wandb() -> bool:
+  try:
+    # A folder of that name, such as wandb leaves behind, can be imported too.
+    return hasattr(importlib.import_module('wandb'), 'init')
+  except ImportError:
+    return False
 
 
 def _value(name: str, value: float) -> float | None:

@@ -7,13 +7,13 @@ import dataclasses
 import gzip
 import json
 import os
-import pathlib
 from typing import Any
 import zlib
 
 import numpy as np
 
 from hgpo_jax import types
+from hgpo_jax import whole_file
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -49,18 +49,11 @@ def save(
   With `decode` each step also holds `prompt_text` and `response_text`, for
   reading; `load` goes by the ids. Equal episodes make equal bytes.
   """
-  path = pathlib.Path(path)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  partial = path.with_name(path.name + '.partial')
-  try:
-    with open(partial, 'wb') as raw:
-      with gzip.GzipFile('', 'wb', fileobj=raw, mtime=0) as out:
-        for trajectory in trajectories:
-          line = json.dumps(_record(trajectory, decode), ensure_ascii=False)
-          out.write(line.encode() + b'\n')
-    os.replace(partial, path)
-  finally:
-    partial.unlink(missing_ok=True)
+  with whole_file.replacing(path) as partial, open(partial, 'wb') as raw:
+    with gzip.GzipFile('', 'wb', fileobj=raw, mtime=0) as out:
+      for trajectory in trajectories:
+        line = json.dumps(_record(trajectory, decode), ensure_ascii=False)
+        out.write(line.encode() + b'\n')
 
 
 def load(path: str | os.PathLike[str]) -> list[types.Trajectory]:

@@ -30,8 +30,9 @@ class AdamW:
       first one already has 1 / (warmup_steps + 1) of it.
     schedule: what the learning rate does after the warm-up.
     decay_steps: updates after which 'linear' and 'cosine' have reached
-      `final_fraction`, the warm-up included; not used by 'constant'.
-    final_fraction: of the learning rate, at the end of the decay.
+      `final_fraction`, the warm-up included; 0 for 'constant'.
+    final_fraction: of the learning rate, at the end of the decay; 0 for
+      'constant'.
     first_moment_dtype: how the first moment is kept; 'bfloat16' takes 2 bytes
       a parameter less. The second stays in float32: with b2 near 1 its steps
       would be rounded away.
@@ -52,11 +53,27 @@ class AdamW:
   def __post_init__(self):
     for name in ('learning_rate', 'eps', 'max_grad_norm'):
       _require(self, name, getattr(self, name) > 0, 'greater than 0')
+    # 1e6 for 1e-6; every parameter moves by about so much in an update.
+    _require(self, 'learning_rate', self.learning_rate <= 1, 'at most 1')
     for name in ('b1', 'b2'):
       _require(self, name, 0 <= getattr(self, name) < 1, 'in [0, 1)')
     for name in ('weight_decay', 'warmup_steps'):
       _require(self, name, getattr(self, name) >= 0, 'at least 0')
+    _require(
+        self,
+        'weight_decay',
+        self.weight_decay * self.learning_rate < 1,
+        f'less than 1 / learning_rate = {1 / self.learning_rate:g}: the product'
+        ' is the share of a parameter that an update takes away',
+    )
     _require(self, 'final_fraction', 0 <= self.final_fraction <= 1, 'in [0, 1]')
+    for name in ('decay_steps', 'final_fraction'):
+      _require(
+          self,
+          name,
+          self.schedule != 'constant' or not getattr(self, name),
+          "0 with schedule='constant', which does not decay",
+      )
     _require(
         self,
         'decay_steps',

@@ -79,7 +79,7 @@ class PPOLoss:
           f' number above 1 + clip_high = {1.0 + self.clip_high}'
       )
     needs_length = self.aggregation == aggregate.SEQ_MEAN_TOKEN_SUM_NORM
-    if needs_length != (self.norm_length > 0):
+    if needs_length != (self.norm_length > 0) or self.norm_length < 0:
       raise ValueError(
           f'PPOLoss.norm_length is {self.norm_length} with aggregation'
           f' {self.aggregation!r}: set it above 0 for'

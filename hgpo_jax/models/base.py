@@ -71,6 +71,9 @@ class LanguageModel(Protocol):
   def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
     """Float32 logits [..., V] of hidden states [..., D]."""
 
+  def embeddings(self, params: Params) -> jax.Array:
+    """The table of token embeddings, [V, D]."""
+
   def decode_params(self, params: Params) -> Params:
     """Parameters laid out for `extend` and `logits`; laid out ones stay."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -37,13 +38,19 @@ def read(folder: str | os.PathLike[str]) -> base.ModelConfig:
         ' the model; no field is guessed.'
     )
   fields = {ours: raw[theirs] for theirs, ours in _FIELDS.items()}
+  head_dim = raw.get('head_dim')
+  for name, value in (
+      *((name, raw[name]) for name in _FIELDS),
+      ('rope_theta', theta),
+      *([('head_dim', head_dim)] if head_dim is not None else []),
+  ):
+    _check_type(path, name, value)
   heads, kv_heads = fields['num_heads'], fields['num_kv_heads']
   if heads % kv_heads:
     raise ValueError(
         f'{path}: num_attention_heads={heads} is not a multiple of'
         f' num_key_value_heads={kv_heads}.'
     )
-  head_dim = raw.get('head_dim')
   if head_dim is None:
     head_dim, rest = divmod(fields['hidden_size'], heads)
     if rest:
@@ -78,9 +85,26 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
         f'{path} does not exist; a model folder needs a {path.name}.'
     )
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
-  except json.JSONDecodeError as error:
+    content = json.loads(path.read_text(encoding='utf-8'))
+  except ValueError as error:
     raise ValueError(f'{path} is not valid JSON: {error}.') from error
+  if not isinstance(content, dict):
+    raise ValueError(
+        f'{path} holds a {type(content).__name__}, expected a JSON object.'
+    )
+  return content
+
+
+def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
+  if name == 'tie_word_embeddings':
+    fits, expected = isinstance(value, bool), 'true or false'
+  else:
+    real = name in ('rms_norm_eps', 'rope_theta')
+    expected = 'a number above 0' if real else 'an integer above 0'
+    fits = isinstance(value, (int, float) if real else int)
+    fits = fits and not isinstance(value, bool) and 0 < value < math.inf
+  if not fits:
+    raise ValueError(f'{path}: {name}={value!r}; expected {expected}.')
 
 
 def _rope(raw: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ class Qwen2:
   def logits(self, params: base.Params, hidden: jax.Array) -> jax.Array:
     """Float32 logits [..., V] of hidden states [..., D]."""
     if self.config.tie_word_embeddings:
-      kernel_DV = params['embed']['embedding'].T
+      kernel_DV = self.embeddings(params).T
     else:
       kernel_DV = params['head']['kernel']
     logits = jnp.matmul(
@@ -109,6 +109,9 @@ class Qwen2:
     return qwen2_cached.init_cache(
         self.config, rows, entries, self.compute_dtype
     )
+
+  def embeddings(self, params: base.Params) -> jax.Array:
+    return params['embed']['embedding']
 
   def decode_params(self, params: base.Params) -> base.Params:
     """Parameters laid out for `extend`, in the compute dtype.
@@ -145,7 +148,7 @@ class Qwen2:
     return jax.lax.Precision.HIGHEST if exact else None
 
   def _embed(self, params: base.Params, tokens_BT: jax.Array) -> jax.Array:
-    x_BTD = params['embed']['embedding'][tokens_BT]
+    x_BTD = self.embeddings(params)[tokens_BT]
     return _constrain_residual(x_BTD.astype(self.compute_dtype))
 
   def _final_norm(self, params: base.Params, x_BTD: jax.Array) -> jax.Array:

@@ -61,7 +61,10 @@ class WeightFiles:
     self._stack.close()
 
   def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The tensor `name` as float32; raises unless it is a float of `shape`."""
+    """The tensor `name` as float32; raises unless it is a float of `shape`.
+
+    One with nan or inf in it is refused too: that file is damaged.
+    """
     path = self._folder / self.file_of[name]
     piece = self._handles[self.file_of[name]].get_slice(name)
     found = tuple(piece.get_shape())
@@ -77,8 +80,8 @@ class WeightFiles:
           f' one of {sorted(_FLOATS)}. Quantized weights are not supported:'
           ' use the unquantized model.'
       )
-    handle = self._handles[self.file_of[name]]
-    return handle.get_tensor(name).astype(np.float32)
+    tensor = self._handles[self.file_of[name]].get_tensor(name)
+    return _finite(tensor.astype(np.float32), f'{path}: tensor {name!r}')
 
   def _is_sharded(self) -> bool:
     single = (self._folder / SINGLE).exists()
@@ -180,7 +183,7 @@ def write(
   for number, names in enumerate(shards, start=1):
     file_name = f'model-{number:05d}-of-{len(shards):05d}.safetensors'
     file_name = file_name if len(shards) > 1 else SINGLE
-    tensors = {n: np.ascontiguousarray(get(n).astype(kind)) for n in names}
+    tensors = {n: _cast(n, get(n), kind) for n in names}
     safetensors.numpy.save_file(
         tensors, folder / file_name, metadata={'format': 'pt'}
     )
@@ -190,7 +193,25 @@ def write(
         'metadata': {'total_size': sum(sizes.values())},
         'weight_map': weight_map,
     }
-    (folder / INDEX).write_text(json.dumps(index, indent=2) + '\n')
+    (folder / INDEX).write_text(
+        json.dumps(index, indent=2) + '\n', encoding='utf-8'
+    )
+
+
+def _cast(name: str, tensor: np.ndarray, kind: np.dtype) -> np.ndarray:
+  with np.errstate(over='ignore'):  # The check says more.
+    cast = np.ascontiguousarray(tensor.astype(kind))
+  return _finite(cast, f'tensor {name!r} as {kind.name}')
+
+
+def _finite(tensor: np.ndarray, what: str) -> np.ndarray:
+  if not np.isfinite(tensor).all():
+    raise ValueError(
+        f'{what} has values that are nan or inf. Take a copy of the weights'
+        ' that is whole, or float32 or bfloat16, which hold larger numbers'
+        ' than float16.'
+    )
+  return tensor
 
 
 def _split(sizes: Mapping[str, int], limit: int) -> list[list[str]]:

@@ -133,10 +133,12 @@ class BoundCollector:
       iteration: int,
       temperature: float,
       openings: Sequence[Sequence[types.Step]] = (),
+      first_group: int = 0,
   ) -> list[types.Trajectory]:
     """One group of `group_size` episodes for each task, ordered by id.
 
-    Group g plays tasks[g]; its members are trajectories g * group_size + m.
+    The i-th task is played by group g = first_group + i; the members of the
+    group are trajectories g * group_size + m.
     Tokens depend on (seed, iteration, task, trajectory, step) and on nothing
     else: not on the number of slots, nor on which episodes run side by side.
 
@@ -150,6 +152,8 @@ class BoundCollector:
       openings: of each group, recorded steps that its episodes begin with:
         their actions are replayed, and sampling goes on from there. Not for
         training: tokens of replayed steps are those of the record.
+      first_group: id of the first group; that of the next one of an iteration
+        that collects more than once.
 
     Raises:
       episode.ReplayError: a replay did not lead where the record says.
@@ -158,7 +162,7 @@ class BoundCollector:
     episodes = [
         episode_lib.Episode(task, group, group * group_size + member, opening)
         for group, (task, opening) in enumerate(
-            zip(tasks, openings, strict=True)
+            zip(tasks, openings, strict=True), start=first_group
         )
         for member in range(group_size)
     ]

@@ -22,6 +22,10 @@ from hgpo_jax.rollout import requests
 from hgpo_jax.rollout import slots as slots_lib
 
 
+class NotFiniteError(RuntimeError):
+  """The policy makes nan or inf of a prompt; what it samples is noise."""
+
+
 class Engine:
   """Serves requests with one set of parameters.
 
@@ -96,7 +100,11 @@ class Engine:
       )
 
   def collect(self) -> list[tuple[int, requests.Completion]]:
-    """Waits for the chunk; (ticket, response) of what it finished."""
+    """Waits for the chunk; (ticket, response) of what it finished.
+
+    Raises:
+      NotFiniteError: the policy gives no probabilities.
+    """
     if self._chunk is None:
       return []
     chunk, self._chunk = jax.device_get(self._chunk), None
@@ -125,6 +133,13 @@ class Engine:
     for array in arrays:
       array.flags.writeable = False
     ids, logprobs, model_logprobs = arrays
+    if not np.isfinite(model_logprobs).all():
+      raise NotFiniteError(
+          'the log-probs of sampled tokens are not finite: the weights of the'
+          ' policy are broken, or training has diverged. Give a whole'
+          ' PolicySource.folder, or lower AdamW.learning_rate and start in'
+          ' another --run_dir'
+      )
     self._slots.finish(slot, running.request.prompt, ids)
     stopped = int(ids[-1]) in self._stop_ids
     reason = types.STOP if stopped else types.LENGTH

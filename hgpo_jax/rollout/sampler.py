@@ -17,6 +17,7 @@ from hgpo_jax.rollout import engine as engine_lib
 from hgpo_jax.rollout import requests
 
 Completion = requests.Completion
+NotFiniteError = engine_lib.NotFiniteError
 Request = requests.Request
 
 
@@ -199,6 +200,7 @@ class BoundSampler:
 
     Raises:
       ValueError: an empty or too long prompt, or arguments of wrong shape.
+      NotFiniteError: the policy gives no probabilities.
     """
     rows = len(prompts)
     keys_BK = _checked_keys(row_keys, rows)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-import json
 import os
 import pathlib
 
 import tokenizers
+
+from hgpo_jax.models import hf_config
 
 # The advice at import is to install torch, which nothing here uses.
 os.environ.setdefault('TRANSFORMERS_NO_ADVISORY_WARNINGS', '1')
@@ -63,6 +64,7 @@ class ChatTokenizer:
           f'{self._folder} has no chat template; expected "chat_template" in '
           'tokenizer_config.json or a file chat_template.jinja'
       )
+    self._check_template()
     special_ids = self._special_ids()
     self.stop_ids = _stop_ids(
         self._folder, [special_ids[IM_END], special_ids[END_OF_TEXT]]
@@ -90,6 +92,21 @@ class ChatTokenizer:
     return self._tokenizer.decode(
         [int(i) for i in ids], skip_special_tokens=skip_special
     )
+
+  def _check_template(self) -> None:
+    """Raises unless the template has a place for what the user says."""
+    said = 'Task: open box 2'
+    try:
+      text = self.chat_text(said)
+    except Exception as error:  # Whatever Jinja makes of it.
+      raise ValueError(
+          f'the chat template in {self._folder} cannot be used ({error})'
+      ) from error
+    if said not in text:
+      raise ValueError(
+          f'the chat template in {self._folder} makes {text!r} of {said!r};'
+          ' expected the message in it'
+      )
 
   def _special_ids(self) -> dict[str, int]:
     ids = {}
@@ -125,6 +142,12 @@ def _check_files(folder: pathlib.Path) -> None:
 
 def _stop_ids(folder: pathlib.Path, default: list[int]) -> tuple[int, ...]:
   path = folder / 'generation_config.json'
-  config = json.loads(path.read_text()) if path.is_file() else {}
+  config = hf_config.read_json(path) if path.is_file() else {}
   stop = config.get('eos_token_id', default)
-  return tuple(sorted({stop} if isinstance(stop, int) else set(stop)))
+  stop = stop if isinstance(stop, list) else [stop]
+  if not all(type(i) is int for i in stop):
+    raise ValueError(
+        f'{path}: eos_token_id is {config["eos_token_id"]!r}; expected an id'
+        ' or a list of ids'
+    )
+  return tuple(sorted(set(stop)))

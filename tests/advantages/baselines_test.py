@@ -75,7 +75,7 @@ def test_reinforce_pp_without_spread(tokens):
 
 def test_reinforce_pp_needs_tokens():
   with pytest.raises(ValueError, match='response_tokens_N is None, expected'):
-    ReinforcePlusPlus()(rows.random_inputs(0))
+    ReinforcePlusPlus()(rows.simple_inputs([[1.0, 0.0]]))
   short = _with_tokens(rows.random_inputs(0), [1])
   with pytest.raises(ValueError, match='one entry a row, got'):
     ReinforcePlusPlus()(short)
@@ -166,7 +166,7 @@ def test_order_of_rows_and_no_rows(estimator):
         (lambda: ReinforcePlusPlus(visit_order='x'), 'PlusPlus.visit_order is'),
         (
             lambda: ReinforcePlusPlus(invalid_action_penalty=np.inf),
-            'ReinforcePlusPlus.invalid_action_penalty is inf',
+            'PlusPlus.invalid_action_penalty: got inf',
         ),
         (lambda: PassAtK(compared='best'), "PassAtK.compared is 'best', exp"),
         (lambda: PassAtK(visit_order=''), "PassAtK.visit_order is '', expect"),

@@ -163,9 +163,9 @@ def test_columns_of_different_lengths_are_refused():
         (lambda: GiGPO(mode='std'), "GiGPO.mode is 'std', expected one of"),
         (lambda: GiGPO(gamma=1.5), r'gamma is 1.5, expected a finite number'),
         (lambda: GiGPO(similarity_threshold=0.0), 'similarity_threshold is 0'),
-        (lambda: GiGPO(step_advantage_weight=np.nan), 'weight is nan, expect'),
+        (lambda: GiGPO(step_advantage_weight=np.nan), 'weight: got nan'),
         (lambda: HGPO(history_length=-1), 'HGPO.history_length is -1, expect'),
-        (lambda: HGPO(alpha=np.inf), 'HGPO.alpha is inf, expected a finite'),
+        (lambda: HGPO(alpha=np.inf), 'HGPO.alpha: got inf'),
         (lambda: HGPO(mode=''), "HGPO.mode is '', expected one of"),
     ],
 )

@@ -255,7 +255,7 @@ def test_visits_are_ordered_by_the_states_after_too():
         (lambda: G2PO(gamma=1.5), 'G2PO.gamma is 1.5, expected a finite'),
         (lambda: G2PO(mode='std'), "G2PO.mode is 'std', expected one of"),
         (lambda: G2PO(shrinkage=-1.0), 'G2PO.shrinkage is -1.0, expected'),
-        (lambda: G2PO(success_value=np.inf), 'G2PO.success_value is inf'),
+        (lambda: G2PO(success_value=np.inf), 'success_value: got inf'),
         (lambda: GraphGPO(gamma=0.0), 'GraphGPO.gamma is 0.0, expected a fin'),
         (lambda: GraphGPO(goal='won'), "GraphGPO.goal is 'won', expected one"),
         (lambda: GraphGPO(mode=''), "GraphGPO.mode is '', expected one of"),

@@ -267,7 +267,7 @@ def test_without_classes_the_recovery_is_seen_by_no_one():
         ({'history_length': -1}, 'ProGPO.history_length is -1, expected'),
         ({'gamma': 1.1}, 'ProGPO.gamma is 1.1, expected'),
         ({'mode': 'std'}, "ProGPO.mode is 'std', expected one of"),
-        ({'classes': 'embed'}, "ProGPO.classes is 'embed', expected one of"),
+        ({'classes': 'texts'}, "ProGPO.classes is 'texts', expected one of"),
         ({'prefix': 'obs'}, "ProGPO.prefix is 'obs', expected one of"),
         ({'combine': 'both'}, "ProGPO.combine is 'both', expected one of"),
         ({'max_return': 0.0}, 'ProGPO.max_return is 0.0, expected'),

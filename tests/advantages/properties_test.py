@@ -17,7 +17,9 @@ from hgpo_jax.advantages import grpo
 from hgpo_jax.advantages import hgpo
 from hgpo_jax.advantages import pass_at_k
 from hgpo_jax.advantages import progpo
+from hgpo_jax.advantages import reinforce_pp
 from hgpo_jax.advantages import rloo
+from hgpo_jax.advantages import segments
 from tests.advantages import rows
 
 CovGPO, GRPO, GiGPO = covgpo.CovGPO, grpo.GRPO, gigpo.GiGPO
@@ -42,6 +44,7 @@ GROUPWISE = (
     ProGPO(combine='add', mode='mean_norm', prefix='states', depth_penalty=0.5),
     ProGPO(classes='hash', similarity_threshold=0.6, reliability_gate=True),
     ProGPO(classes='difflib', similarity_threshold=0.8, history_length=0),
+    ProGPO(classes='embed', similarity_threshold=0.5),
 )
 # Like those, but with advantages where all rewards are the same.
 EXPLORING = (
@@ -51,20 +54,32 @@ EXPLORING = (
     CovGPO(base=ProGPO(), level='both', visited='group_timestep', fixed=True),
 )
 # The other groups of the update count too.
-BATCHWIDE = (CovGPO(base=GRPO()),)
+BATCHWIDE = (
+    CovGPO(base=GRPO()),
+    reinforce_pp.ReinforcePlusPlus(),
+    reinforce_pp.ReinforcePlusPlus(baseline=True),
+)
 EVERY = (*GROUPWISE, *EXPLORING, *BATCHWIDE)
 # However many rows repeat a step, it counts once.
 COUNTS_STEPS = (HGPO(), ProGPO(), CovGPO(base=HGPO(), level='both'))
 # Nothing but rewards with a unit: scaling them scales 'mean_norm' alone.
-SCALED = (
-    (GRPO, {'norm_by_std': True}, {'norm_by_std': False}),
-    (GiGPO, {'mode': 'mean_std_norm'}, {'mode': 'mean_norm'}),
-    (HGPO, {'mode': 'mean_std_norm'}, {'mode': 'mean_norm'}),
-    (ProGPO, {'mode': 'mean_std_norm'}, {'mode': 'mean_norm'}),
+STD = ({'norm_by_std': True}, {'norm_by_std': False})
+MODE = ({'mode': 'mean_std_norm'}, {'mode': 'mean_norm'})
+SHIFTED = (
+    (GRPO, *STD),
+    (pass_at_k.PassAtK, *STD),
+    (rloo.RLOO, None, {}),
+    (GiGPO, *MODE),
+    (HGPO, *MODE),
+    (ProGPO, *MODE),
 )
+# A solved task has a value of its own, which a bonus does not move.
+SCALED = (*SHIFTED, (g2po.G2PO, *MODE))
+UNITS = {ProGPO: 'max_return', g2po.G2PO: 'success_value'}
 
 some = hypothesis.settings(max_examples=20, deadline=None, derandomize=True)
 seeds = st.integers(0, 10_000)
+alphas = st.floats(0.0, 3.0, width=32, allow_subnormal=False)
 
 
 def each(estimators):
@@ -148,6 +163,27 @@ def test_groups_of_failures_give_exactly_zero(estimator, seed):
   assert metrics['advantage/frac_failed_groups'] == 1.0
 
 
+@each((*GROUPWISE, ProGPO(classes='none')))
+@some
+@hypothesis.given(seed=seeds)
+def test_a_group_of_failures_among_others_gives_exactly_zero(estimator, seed):
+  inputs = rows.random_inputs(seed, groups=2)
+  both = rows.join(inputs, _failed(rows.random_inputs(seed + 1, groups=1)))
+  advantage = _advantage(estimator, both)
+  assert (advantage[len(inputs.step_N) :] == 0.0).all()
+  assert advantage.any() == _advantage(estimator, inputs).any()
+
+
+@each(EVERY)
+def test_padding_to_a_larger_shape_changes_nothing(estimator, monkeypatch):
+  inputs = rows.random_inputs(5)
+  want = _advantage(estimator, inputs)
+  monkeypatch.setattr(segments, '_SMALLEST_BUCKET', 1024)
+  got = _advantage(estimator, inputs)
+  np.testing.assert_allclose(got, want, rtol=0.0, atol=2e-6)
+  np.testing.assert_array_equal(got == 0.0, want == 0.0)
+
+
 @each(EXPLORING)
 def test_coverage_tells_failures_apart(estimator):
   inputs = _failed(rows.random_inputs(1))
@@ -200,13 +236,15 @@ def test_scaling_the_rewards(kind, divided, centred, seed, factor):
   inputs = _whole_outcomes(seed)
   larger = _rewarded(inputs, inputs.reward_N * np.float32(factor))
   for settings, by in ((divided, 1.0), (centred, factor)):
-    unit = {'max_return': 10.0 * factor} if kind is ProGPO else {}
+    if settings is None:
+      continue
+    unit = {UNITS[kind]: 10.0 * factor} if kind in UNITS else {}
     got = _advantage(kind(**settings, **unit), larger)
     want = by * _advantage(kind(**settings), inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4 * by)
 
 
-@pytest.mark.parametrize('kind, divided, centred', SCALED)
+@pytest.mark.parametrize('kind, divided, centred', SHIFTED)
 @some
 @hypothesis.given(seed=seeds, bonus=st.sampled_from([-5.0, 0.5, 3.0]))
 def test_a_bonus_for_everyone_at_the_end(kind, divided, centred, seed, bonus):
@@ -215,7 +253,9 @@ def test_a_bonus_for_everyone_at_the_end(kind, divided, centred, seed, bonus):
   ends = np.append(inputs.step_N[1:] == 0, True)
   shifted = _rewarded(inputs, inputs.reward_N + np.float32(bonus) * ends)
   for settings in (divided, centred):
-    gamma = {} if kind is GRPO else {'gamma': 1.0}
+    if settings is None:
+      continue
+    gamma = {'gamma': 1.0} if hasattr(kind, 'gamma') else {}
     estimator = kind(**settings, **gamma)
     np.testing.assert_allclose(
         _advantage(estimator, shifted),
@@ -226,7 +266,7 @@ def test_a_bonus_for_everyone_at_the_end(kind, divided, centred, seed, bonus):
 
 
 @some
-@hypothesis.given(seed=seeds, std=st.booleans(), alpha=st.floats(0.0, 3.0))
+@hypothesis.given(seed=seeds, std=st.booleans(), alpha=alphas)
 def test_hgpo_without_history_normalises_by_state(seed, std, alpha):
   inputs = rows.random_inputs(seed)
   mode = 'mean_std_norm' if std else 'mean_norm'

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 import dataclasses
+import zlib
 
 import numpy as np
 
@@ -30,7 +32,13 @@ def random_inputs(
     columns['next_state_N'] += state[1:].tolist()
     columns['action_N'] += rng.integers(0, 5, length).tolist()
     columns['valid_N'] += (rng.random(length) < 0.8).tolist()
-  return make_inputs(columns, tuple(f'room {state}' for state in range(states)))
+  inputs = make_inputs(
+      columns, tuple(f'room {state}' for state in range(states))
+  )
+  tokens_N = rng.integers(1, 9, len(inputs.step_N)).astype(np.int32)
+  return dataclasses.replace(
+      inputs, response_tokens_N=tokens_N, embed_texts=_embed
+  )
 
 
 def make_inputs(
@@ -69,7 +77,7 @@ def take(
 ) -> types.AdvantageInputs:
   """The rows, in that order."""
   return dataclasses.replace(
-      inputs, **{name: getattr(inputs, name)[rows] for name in _COLUMNS}
+      inputs, **{name: getattr(inputs, name)[rows] for name in _names(inputs)}
   )
 
 
@@ -79,7 +87,7 @@ def join(
   """Both, as different groups and trajectories that share state ids."""
   columns = {
       name: np.concatenate([getattr(first, name), getattr(second, name)])
-      for name in _COLUMNS
+      for name in _names(first)
   }
   num = len(first.step_N)
   for name in ('group_N', 'trajectory_N'):
@@ -148,6 +156,20 @@ def normalise(
   return result
 
 
+def _embed(texts: Sequence[str]) -> np.ndarray:
+  """A random vector for each text, always the same."""
+  seeds = [zlib.crc32(text.encode()) for text in texts]
+  drawn = [np.random.default_rng(seed).normal(size=2) for seed in seeds]
+  return np.array(drawn).reshape(-1, 2)
+
+
+def _names(inputs: types.AdvantageInputs) -> list[str]:
+  return [
+      name for name in (*_COLUMNS, _TOKENS) if getattr(inputs, name) is not None
+  ]
+
+
+_TOKENS = 'response_tokens_N'
 _COLUMNS = {
     'reward_N': np.float32,
     'outcome_N': np.float32,

@@ -51,10 +51,16 @@ TEXTS = (
 )
 
 
+def _embed(texts):
+  """Counts of letters, which stand for tokens."""
+  letters = 'abcdefghijklmnopqrstuvwxyz0123456789'
+  return np.array([[float(text.count(c)) for c in letters] for text in texts])
+
+
 def _classes(kind, groups=None, states=None, texts=TEXTS, threshold=0.95):
   states = np.arange(len(texts)) if states is None else np.array(states)
   groups = np.zeros(len(states), int) if groups is None else np.array(groups)
-  found = semantic.classes(kind, threshold, groups, states, texts)
+  found = semantic.classes(kind, threshold, groups, states, texts, _embed)
   return [np.flatnonzero(found == found[i])[0] for i in range(len(found))]
 
 
@@ -63,19 +69,20 @@ def test_each_kind():
   assert _classes('norm') == [0, 0, 2, 3, 4, 5]
   assert _classes('hash') == [0, 0, 0, 3, 4, 5]
   assert _classes('difflib') == [0, 0, 0, 3, 4, 5]
+  assert _classes('embed') == [0, 0, 0, 3, 4, 5]
 
 
-@pytest.mark.parametrize('kind', ['hash', 'difflib'])
+@pytest.mark.parametrize('kind', ['hash', 'difflib', 'embed'])
 def test_a_high_threshold_merges_only_equal_texts(kind):
   assert _classes(kind, threshold=1.0 - 1e-9) == [0, 0, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize('kind', ['hash', 'difflib'])
+@pytest.mark.parametrize('kind', ['hash', 'difflib', 'embed'])
 def test_groups_are_merged_each_for_itself(kind):
   # The classes of group 1 do not depend on what group 0 has in between.
   texts = (LONG, LONG + ' today')
   found = semantic.classes(
-      kind, 0.95, np.array([0, 0, 1]), np.array([0, 1, 1]), texts
+      kind, 0.95, np.array([0, 0, 1]), np.array([0, 1, 1]), texts, _embed
   )
   assert found[0] == found[1] != found[2]
 
@@ -100,13 +107,22 @@ def test_the_state_of_most_visits_opens_the_class(
   assert [list(first).index(found[i]) for i in first] == merged
 
 
+def test_a_text_without_a_vector_is_like_no_other():
+  assert _classes('embed', texts=('-', '+', 'a'), threshold=0.1) == [0, 1, 2]
+
+
+def test_embeddings_need_a_policy():
+  with pytest.raises(ValueError, match="set ProGPO.classes = 'hash'"):
+    semantic.classes('embed', 0.9, np.zeros(1, int), np.zeros(1, int), ('a',))
+
+
 @pytest.mark.parametrize('kind, threshold', [('hash', 0.98), ('difflib', 0.96)])
 def test_ties_go_by_text_whatever_the_ids(kind, threshold):
   texts = (LONG + ' very soon indeed so', LONG + ' very soon', LONG)
   assert _classes(kind, texts=texts, threshold=threshold) == [0, 1, 1]
 
 
-@pytest.mark.parametrize('kind', ['norm', 'hash', 'difflib'])
+@pytest.mark.parametrize('kind', ['norm', 'hash', 'difflib', 'embed'])
 def test_every_state_needs_a_text(kind):
   with pytest.raises(ValueError, match='got 1 state texts for state ids up to'):
     _classes(kind, states=[0, 2], texts=('a',))

@@ -300,3 +300,18 @@ def test_games_that_the_protocol_leaves_out(tmp_path, monkeypatch):
   games = alfworld.OfficialGames(folder=str(tmp_path))
   split = games.split('train')
   assert [split[i].kind for i in range(len(split))] == ['a', 'b']
+
+
+def test_games_of_some_kinds_alone():
+  kinds = ('pick_heat_then_place_in_recep', 'look_at_obj_in_light')
+  some = alfworld.HouseholdGames(kinds=kinds, heldout_size=4).split('heldout')
+  every = alfworld.HouseholdGames().split('heldout')
+  assert [some[i].kind for i in range(4)] == [*kinds, *kinds]
+  assert [some[i].seed for i in range(4)] == [every[i].seed for i in range(4)]
+  assert not {some[i].task_id for i in range(4)} & {
+      alfworld.HouseholdGames(kinds=kinds).split('train')[i].task_id
+      for i in range(4)
+  }
+  for wrong in ((), ('pick_heat',)):
+    with pytest.raises(ValueError, match='HouseholdGames.kinds is'):
+      alfworld.HouseholdGames(kinds=wrong)

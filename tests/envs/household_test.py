@@ -109,6 +109,7 @@ def test_every_usual_place_can_hold_the_object():
         (dict(receptacles=(2, 3)), 'Layout.receptacles is (2, 3)'),
         (dict(most_per_type=0), 'most_per_type >= 1'),
         (dict(objects=(5, 2)), 'Layout.objects is (5, 2)'),
+        (dict(stuck=1.5), 'Layout.stuck is 1.5'),
     ],
 )
 def test_impossible_layouts_are_refused(wrong, message):

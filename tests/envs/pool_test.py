@@ -87,6 +87,9 @@ def test_only_the_slot_that_misbehaves_fails(envs, fault):
   assert words in failure.message
   where = f'step {step}' if step else 'reset'
   assert f'{where} of task {task.task_id!r}' in failure.message
+  of_env = f'of task {task.task_id!r} of ToySpec]'
+  # What is raised in the env names it; a worker that hangs or dies cannot.
+  assert (of_env in failure.message) == (not restarts)
   with pytest.raises(ValueError, match='slot 1 has no episode: reset it'):
     envs.step({1: 'look'})
   # The others go on as if nothing had happened, and so does a new episode.
@@ -324,6 +327,12 @@ def test_workers_are_recycled_between_episodes():
     assert seen['pool/restarts'] == seen['pool/env_errors'] == 0.0
   with pytest.raises(ValueError, match='recycle_episodes is -1, expected at'):
     pool.EnvPool(spec, 1, 1, recycle_episodes=-1)
+
+
+def test_deadlines_of_months():
+  """Longer than the kernel waits for at a time, or than it takes at all."""
+  with pool.EnvPool(SPEC, 1, 1, 3e6, 1e30, 1e20) as envs:
+    assert envs.reset({0: TASKS[0]})[0] == play(TASKS[0])[0]
 
 
 def test_idle_workers_load_what_comes_next():

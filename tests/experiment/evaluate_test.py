@@ -222,6 +222,32 @@ def test_evaluating_a_run_repeats_its_last_evaluation(
   assert result == evaluate.load(finished / 'eval' / 'iteration_000000.json')
 
 
+@pytest.mark.parametrize(
+    'name, expected',
+    [
+        ('result.md', 'expected a name that ends in .json'),
+        ('.', 'expected a name that ends in .json'),
+        ('folder.json', 'is a folder; give a file in it'),
+        ('file/result.json', 'cannot be written to'),
+        ('table.json', 'table.md is a folder; give a file in it'),
+    ],
+)
+def test_places_that_take_no_result(tmp_path, name, expected):
+  (tmp_path / 'folder.json').mkdir()
+  (tmp_path / 'table.md').mkdir()
+  (tmp_path / 'file').touch()
+  with pytest.raises(OSError, match=f'--out={tmp_path}.*{expected}'):
+    evaluate.check_out(tmp_path / name)
+
+
+def test_eval_refuses_such_a_place_before_playing(policy, tmp_path):
+  arguments = [*runs.arguments(policy, None), f'--out={tmp_path}/result.md']
+  process = runs.Process('eval', arguments, tmp_path / 'log')
+  assert process.wait() == 1
+  said = [x for x in process.output.splitlines() if not x.startswith('I')]
+  assert len(said) == 1 and said[0].startswith('error: --out=')
+
+
 def test_eval_command(policy, finished, tmp_path):
   out = tmp_path / 'result.json'
   process = runs.Process(

@@ -69,6 +69,16 @@ def test_another_kind_of_training_does_not_go_on(policy, trained):
     saved_policy.newest_policy(spec, trained)
 
 
+def test_an_adapter_belongs_to_its_base(policy, trained, tmp_path):
+  shapes = hf.read_config(policy)
+  params = hf.load_params(policy, shapes)
+  params['final_norm']['scale'] += 1e-3
+  hf.save_folder(tmp_path / 'other', shapes, params, policy)
+  spec = runs.load(tmp_path / 'other', 'Experiment.iterations = 2', *LORA)
+  with pytest.raises(loop.FAILURES, match='are not those that the run began w'):
+    saved_policy.newest_policy(spec, trained)
+
+
 def test_an_adapter_can_be_exported(trained, policy, tmp_path):
   spec = runs.load(policy, 'Experiment.iterations = 2', *LORA)
   model, params, _ = saved_policy.newest_policy(spec, trained)

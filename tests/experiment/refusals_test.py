@@ -6,6 +6,7 @@ import os
 import pathlib
 import resource
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -48,7 +49,31 @@ MISTAKES = {
     ),
     'unknown split': (
         ["Experiment.split = 'trian'"],
-        "unknown split 'trian'; known: ('train', 'valid')",
+        "Experiment.split: unknown split 'trian'; known: ('train', 'valid')",
+    ),
+    'empty split': (
+        ['Boxes.valid_size = 0'],
+        "Evaluation.split is 'valid', a split of 0 tasks; expected at least",
+    ),
+    'seed of an evaluation': (
+        ['Evaluation.seeds = (0, -1)'],
+        'Evaluation.seeds is (0, -1); expected each in 0 to 2**32 - 1',
+    ),
+    'no time at all': (
+        ['Workers.step_timeout_s = 0'],
+        'Workers.step_timeout_s is 0.0; expected more than 0 seconds',
+    ),
+    'recycling before the first': (
+        ['Workers.recycle_episodes = -1'],
+        'Workers.recycle_episodes is -1; expected at least 0',
+    ),
+    'metric that is none': (
+        ["Logging.progress = ('rollot/success_rate',)"],
+        "metric name 'rollot/success_rate': expected prefix/what",
+    ),
+    'no name of a folder': (
+        ["PolicySource.folder = ''"],
+        "PolicySource.folder = '' is not a folder; give the Hugging Face",
     ),
     'no such folder': (
         ["PolicySource.folder = '/nowhere'"],
@@ -131,6 +156,43 @@ def test_batch_or_model_that_the_mesh_does_not_divide(
   run_dir = tmp_path / 'run'
   found = runs.main(*runs.arguments(policy, run_dir, *bindings))
   _check(found, expected, run_dir)
+
+
+def test_wandb_that_is_not_installed(
+    policy, one_device, nothing_starts, monkeypatch, tmp_path
+):
+  monkeypatch.setitem(sys.modules, 'wandb', None)
+  run_dir = tmp_path / 'run'
+  arguments = runs.arguments(policy, run_dir, "Logging.wandb_project = 'x'")
+  expected = "Logging.wandb_project='x' asks for Weights & Biases, but wandb is"
+  _check(runs.main(*arguments), expected, run_dir)
+
+
+def test_folder_here_that_is_called_as_a_packaged_one(
+    policy, one_device, nothing_starts, monkeypatch, tmp_path
+):
+  shutil.copytree(policy, tmp_path / 'tiny_household')
+  monkeypatch.chdir(tmp_path)
+  run_dir = tmp_path / 'run'
+  found = runs.main(*runs.arguments('tiny_household', run_dir))
+  _check(found, "or './tiny_household' for the other", run_dir)
+  here = runs.arguments('./tiny_household', None)
+  assert runs.main('--dry_run', *here) == ''
+
+
+def test_no_device_of_the_platform(policy, tmp_path, monkeypatch):
+  monkeypatch.setenv('JAX_PLATFORMS', 'abacus')
+  run_dir = tmp_path / 'run'
+  arguments = runs.arguments(policy, run_dir)
+  process = runs.Process('train', arguments, tmp_path / 'log')
+  assert process.wait() == 1 and not run_dir.exists()
+  said = [x for x in process.output.splitlines() if x.startswith('error: ')]
+  assert len(said) == 1 and 'Traceback' not in process.output
+  assert "JAX_PLATFORMS is 'abacus', expected a platform that is" in said[0]
+
+
+def test_no_gin_file():
+  assert runs.main('--run_dir=x').startswith('error: --gin_file is missing')
 
 
 def test_a_process_ends_with_one_line_and_exit_code_1(policy, tmp_path):

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import signal
+import socket
+import subprocess
+import sys
 import time
 
 import jax
 import numpy as np
 import pytest
 
+from hgpo_jax import config
 from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import runtime
 from hgpo_jax.experiment import saved_policy
 from hgpo_jax.experiment import task_order
 from hgpo_jax.io import metrics
+from hgpo_jax.models import hf
 from tests.experiment import runs
 
 TWO = 'Experiment.iterations = 2'
@@ -99,6 +106,68 @@ def test_a_finished_run_prints_its_table_again(
   printed = capsys.readouterr().out
   assert run_folder.summary(finished) in printed and str(finished) in printed
   assert {p: p.stat().st_mtime_ns for p in finished.rglob('*')} == before
+
+
+@pytest.mark.parametrize('line', ['[1]', '5', '{}', '{"iteration": 2', '\0'])
+def test_a_run_with_damaged_metrics_is_not_finished(policy, tmp_path, line):
+  (tmp_path / 'metrics.jsonl').write_text(f'{line}\n', encoding='utf-8')
+  assert not run_folder.finished(runs.load(policy, TWO), tmp_path)
+
+
+def test_a_finished_run_whose_evaluations_were_removed(tmp_path):
+  assert 'holds no evaluation any more' in run_folder.summary(tmp_path)
+
+
+def test_one_run_at_a_time_in_a_folder(
+    policy, finished, one_device, monkeypatch, tmp_path
+):
+  def run_a_second(*unused):
+    monkeypatch.setattr(runtime, 'open_player', _must_not_start)
+    ours = {p: p.stat().st_mtime_ns for p in tmp_path.rglob('*')}
+    found = runs.main(*runs.arguments(policy, tmp_path, TWO))
+    assert {p: p.stat().st_mtime_ns for p in tmp_path.rglob('*')} == ours
+    raise config.ConfigError(found)
+
+  monkeypatch.setattr(runtime, 'open_player', run_a_second)
+  found = runs.main(*runs.arguments(policy, tmp_path, TWO))
+  owner = f'process {os.getpid()} on {socket.gethostname()}'
+  assert f'{owner} trains in --run_dir={tmp_path} at this moment' in found
+  assert 'wait for its end, or give another --run_dir' in found
+  assert not list(tmp_path.iterdir())  # And nothing of it is left.
+
+
+def test_a_folder_is_free_however_its_run_ended(tmp_path):
+  code = (
+      'import os, pathlib, sys; from hgpo_jax.experiment import run_folder\n'
+      'with run_folder.claimed(pathlib.Path(sys.argv[1])): os._exit(3)'
+  )
+  command = [sys.executable, '-c', code, str(tmp_path)]
+  assert subprocess.run(command, check=False).returncode == 3
+  assert (tmp_path / '.lock').exists()
+  with run_folder.claimed(tmp_path):
+    with pytest.raises(OSError, match='trains in'):
+      with run_folder.claimed(tmp_path):
+        pass
+  with run_folder.claimed(tmp_path):
+    pass
+
+
+def test_weights_that_changed_meanwhile_are_refused(
+    policy, one_device, tmp_path
+):
+  """The KL refers to the policy that the run began with."""
+  folder, run_dir = tmp_path / 'policy', tmp_path / 'run'
+  shutil.copytree(policy, folder)
+  runs.train(folder, run_dir, 'Experiment.iterations = 1')
+  shapes = hf.read_config(folder)
+  params = hf.load_params(folder, shapes)
+  params['final_norm']['scale'] += 1e-3
+  shutil.rmtree(folder)
+  hf.save_folder(folder, shapes, params, policy)
+  found = runs.main(*runs.arguments(folder, run_dir, TWO))
+  assert found.startswith('error: the weights in PolicySource.folder = ')
+  assert 'are not those that the run began with' in found
+  assert '\n' not in found
 
 
 def test_other_values_are_refused_with_a_diff(

@@ -212,7 +212,10 @@ def test_what_a_killed_save_left_is_not_a_checkpoint(tmp_path):
   checkpoints.close()
   reopened = checkpoint.Checkpoints(tmp_path)
   assert reopened.restore(_state()).iteration == 0
+  # Orbax removes it in a thread, which it waits for before it saves.
+  reopened.save(1, _state(), {})
   assert not (tmp_path / '1.orbax-checkpoint-tmp').exists()
+  assert reopened.iterations() == [0, 1]
 
 
 def test_reading_only_touches_nothing(tmp_path):

@@ -85,6 +85,10 @@ def test_wandb_is_asked_for_by_name_only(tmp_path, monkeypatch):
   _write(tmp_path, 0, 1)
   with pytest.raises(ImportError, match=r"bind Logging.wandb_project = ''"):
     _open(tmp_path, wandb_project='household')
+  # The folder of its logs, seen from where they were made.
+  monkeypatch.setitem(sys.modules, 'wandb', python_types.ModuleType('wandb'))
+  with pytest.raises(ImportError, match='but wandb is not installed'):
+    _open(tmp_path, wandb_project='household')
 
 
 def test_wandb_gets_finite_values_and_resumes_by_folder_name(

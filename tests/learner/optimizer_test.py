@@ -64,7 +64,7 @@ def test_equals_a_float64_reference(schedule):
       weight_decay=0.1,
       warmup_steps=2,
       schedule=schedule,
-      decay_steps=9,
+      decay_steps=0 if schedule == 'constant' else 9,
   )
   rng = np.random.default_rng(0)
   params = rng.normal(size=(5, 3)).astype(np.float32)
@@ -124,6 +124,19 @@ def test_a_gradient_norm_that_is_not_finite_changes_nothing(bad):
     'kwargs, text',
     [
         (dict(learning_rate=0.0), 'AdamW.learning_rate=0.0; expected greater'),
+        (dict(learning_rate=1e6), 'AdamW.learning_rate=1000000.0; expected at'),
+        (
+            dict(learning_rate=0.1, weight_decay=10),
+            'AdamW.weight_decay=10.0; expected less than 1 / learning_rate = 10',
+        ),
+        (
+            dict(decay_steps=5),
+            "AdamW.decay_steps=5; expected 0 with schedule='constant'",
+        ),
+        (
+            dict(final_fraction=0.1),
+            "AdamW.final_fraction=0.1; expected 0 with schedule='constant'",
+        ),
         (dict(b2=1.0), r'AdamW.b2=1.0; expected in \[0, 1\)'),
         (dict(warmup_steps=-1), 'AdamW.warmup_steps=-1; expected at least 0'),
         (

@@ -208,10 +208,11 @@ def test_runs_inside_jit():
     [
         ({'clip_low': -0.1}, 'PPOLoss.clip_low is -0.1, expected a finite'),
         ({'clip_low': 1.5}, 'clip_low is 1.5, expected at most 1'),
-        ({'kl_coef': np.inf}, 'PPOLoss.kl_coef is inf, expected a finite'),
+        ({'kl_coef': np.inf}, 'PPOLoss.kl_coef: got inf'),
         ({'kl_kind': 'k4'}, "PPOLoss.kl_kind is 'k4', expected one of"),
         ({'aggregation': 'mean'}, "aggregation is 'mean', expected one of"),
         ({'dual_clip': 1.1}, r'dual_clip is 1.1, expected 0 for none or a nu'),
+        ({'norm_length': -5}, "norm_length is -5 with aggregation 'token-m"),
         ({'norm_length': 5}, "norm_length is 5 with aggregation 'token-mean'"),
         (
             {'aggregation': 'seq-mean-token-sum-norm'},

@@ -110,6 +110,12 @@ def test_half_precision_sources_become_float32_masters(tmp_path, dtype):
         ({'quantization_config': {'bits': 4}}, 'quantization_config'),
         ({'num_key_value_heads': 3}, 'num_attention_heads=4 is not a mult'),
         ({'hidden_size': 30}, 'hidden_size=30 .* there is no head_dim'),
+        ({'num_key_value_heads': 0}, 'num_key_value_heads=0; expected an int'),
+        ({'vocab_size': '96'}, "vocab_size='96'; expected an integer above 0"),
+        ({'hidden_size': 32.0}, 'hidden_size=32.0; expected an integer above'),
+        ({'head_dim': -8}, 'head_dim=-8; expected an integer above 0'),
+        ({'rms_norm_eps': 'x'}, "rms_norm_eps='x'; expected a number above 0"),
+        ({'tie_word_embeddings': 1}, 'tie_word_embeddings=1; expected true or'),
         ({'tie_word_embeddings': 'absent'}, r"missing .*'tie_word_embedd"),
         ({'rope_parameters': 'absent'}, r"missing fields \['rope_theta'\]"),
     ],
@@ -119,6 +125,36 @@ def test_a_config_of_another_model_is_refused(tmp_path, fields, message):
   _set_config(folder, **fields)
   with pytest.raises(ValueError, match=message):
     hf.read_config(folder)
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path):
+  folder = _copy(tmp_path)
+  (folder / 'config.json').write_text('[1]')
+  with pytest.raises(ValueError, match='config.json holds a list, expected a'):
+    hf.read_config(folder)
+  (folder / 'config.json').write_bytes(b'\xff')
+  with pytest.raises(ValueError, match='config.json is not valid JSON'):
+    hf.read_config(folder)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_weights_that_are_not_finite_are_refused(tmp_path, bad):
+  folder = _copy(tmp_path)
+  tensors = _tensors(folder)
+  tensors[_EMBEDDING] = tensors[_EMBEDDING].copy()
+  tensors[_EMBEDDING][3, 4] = bad
+  _rewrite(folder, tensors)
+  with pytest.raises(ValueError, match=f'{_EMBEDDING}.* are nan or inf'):
+    _load(folder)
+
+
+def test_weights_too_large_for_float16_are_not_exported_as_inf(tmp_path):
+  config, params = hf.read_config(_GOLDEN / 'tied'), _load(_GOLDEN / 'tied')
+  params['final_norm']['scale'][:] = 1e5
+  with pytest.raises(ValueError, match="'model.norm.weight' as float16 has"):
+    hf.save_folder(tmp_path / 'out', config, params, dtype='float16')
+  assert not list(tmp_path.iterdir())
+  hf.save_folder(tmp_path / 'out', config, params, dtype='bfloat16')
 
 
 def test_config_of_older_transformers_is_read(tmp_path):

@@ -452,3 +452,23 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
 def test_bad_settings_are_refused(change, message):
   with pytest.raises(ValueError, match=message):
     _collect(None, toy.ToySpec(), 1, [], **change)
+
+
+def test_a_later_round_goes_on_with_the_ids():
+  spec = toy.ToySpec()
+  pool, sampler = _LocalPool(spec, 4), _Scripted(lambda *unused: _say('wait'))
+  collector = collector_lib.Collector(
+      history_length=2,
+      max_prompt_tokens=2000,
+      prompt=prompt_lib.AlfworldPrompt(),
+  ).bind(pool, _CharTokenizer(), sampler)
+  first, later = (
+      collector.collect(
+          None, _tasks(spec, *tasks), 2, 5, 7, 1.0, first_group=group
+      )
+      for tasks, group in (((0, 1), 0), ((2, 3), 2))
+  )
+  found = [*first, *later]
+  assert [t.group for t in found] == [0, 0, 1, 1, 2, 2, 3, 3]
+  assert [t.trajectory for t in found] == list(range(8))
+  assert all(s.trajectory == t.trajectory for t in found for s in t.steps)

@@ -77,6 +77,13 @@ def _scored(params, prompt, completion):
   return np.asarray(logits[0, len(prompt) - 1 : last - 1])
 
 
+def test_a_broken_policy_samples_nothing(params, prompts, sampler):
+  broken = jax.tree.map(lambda x: x, params)
+  broken['final_norm'] = {'scale': jnp.full(32, jnp.nan)}
+  with pytest.raises(sampler_lib.NotFiniteError, match='has diverged. Give'):
+    sampler.generate(broken, prompts, _keys(8), _TEMPERATURES)
+
+
 def test_logprobs_are_those_of_a_full_forward(params, prompts, sampler):
   completions = sampler.generate(params, prompts, _keys(8), _TEMPERATURES)
   for prompt, completion, temp in zip(prompts, completions, _TEMPERATURES):

@@ -84,6 +84,31 @@ def test_stop_ids(folder):
   assert tokenizer_lib.ChatTokenizer(folder).stop_ids == (7, 151645)
 
 
+@pytest.mark.parametrize('ids', ['null', '"7"', '[7, null]', '[true]'])
+def test_stop_ids_that_are_none(folder, ids):
+  config = folder / 'generation_config.json'
+  config.write_text(f'{{"eos_token_id": {ids}}}')
+  with pytest.raises(ValueError, match='eos_token_id is .*; expected an id or'):
+    tokenizer_lib.ChatTokenizer(folder)
+
+
+@pytest.mark.parametrize(
+    'template, expected',
+    [
+        ('{{ missing.field.of }}', r'cannot be used \(.*undefined'),
+        ('{% if %}', r'cannot be used \('),
+        ('hello', "makes 'hello' of 'Task: open box 2'; expected the message"),
+    ],
+)
+def test_chat_template_that_does_not_work(folder, template, expected):
+  _edit(
+      folder / 'tokenizer_config.json',
+      lambda c: c.update(chat_template=template),
+  )
+  with pytest.raises(ValueError, match=expected):
+    tokenizer_lib.ChatTokenizer(folder)
+
+
 def test_missing_file_is_named(folder):
   (folder / 'tokenizer.json').unlink()
   with pytest.raises(FileNotFoundError, match='lacks tokenizer.json; expected'):
