@@ -54,12 +54,18 @@ class Collector:
       an episode whose prompt does not fit without history ends as 'context'.
     prompt: the template of prompts.
     parser: how responses are read: 'tagged', 'webshop' or 'appworld'.
+    answer: responses are bound to this text, with one of the admissible
+      actions in place of {}, such as '<think></think><action>{}</action>'; ''
+      leaves them free. For evaluation: recorded log-probs are those among the
+      admissible responses, which the learner does not know. Needs
+      `Sampler.admissible`.
   """
 
   history_length: int
   max_prompt_tokens: int
   prompt: prompt_lib.Template
   parser: str = 'tagged'
+  answer: str = ''
 
   def __post_init__(self):
     if self.history_length < 0 or self.max_prompt_tokens < 1:
@@ -72,6 +78,12 @@ class Collector:
       raise ValueError(
           f'Collector.parser is {self.parser!r}; expected one of '
           f'{sorted(parse.PARSERS)}'
+      )
+
+    if self.answer and self.answer.count('{}') != 1:
+      raise ValueError(
+          f'Collector.answer is {self.answer!r}; expected {{}} in it once, where'
+          ' the action stands'
       )
 
   def bind(
@@ -116,6 +128,7 @@ class BoundCollector:
     self.sampler = sampler
     self._tokenizer = tokenizer
     self._parse = parse.PARSERS[spec.parser]
+    self._answer = spec.answer
     self.prompts = prompt_lib.PromptBuilder(
         spec.prompt, tokenizer, spec.history_length, spec.max_prompt_tokens
     )
@@ -123,6 +136,14 @@ class BoundCollector:
   def parse(self, ids: np.ndarray) -> parse.ParsedAction:
     """The command of a response."""
     return self._parse(self._tokenizer.decode(ids))
+
+  def bounds(self, admissible: Sequence[str]) -> list[list[int]] | None:
+    """Ids of the responses that there may be; None for any."""
+    if not self._answer or not admissible:
+      return None
+    stop = self._tokenizer.stop_ids[0]
+    texts = [self._answer.replace('{}', action) for action in admissible]
+    return [[*self._tokenizer.encode(text), stop] for text in texts]
 
   def collect(
       self,
@@ -261,7 +282,11 @@ class _Play:
       return
     place = episode.task.index, episode.trajectory, len(episode.steps)
     request = self._collector.sampler.request(
-        prompt.ids, (*self._key, *place), self._temperature, session=slot
+        prompt.ids,
+        (*self._key, *place),
+        self._temperature,
+        session=slot,
+        admissible=self._collector.bounds(episode.now.admissible),
     )
     self._asked[self._engine.submit(request)] = slot, prompt
 

@@ -63,8 +63,12 @@ class _LocalPool:
 class _CharTokenizer:
   """One id a character, from 1."""
 
+  stop_ids = (_STOP,)
+
   def chat(self, text):
     return [ord(c) - 9 for c in text]
+
+  encode = chat
 
   def decode(self, ids):
     return ''.join(chr(i + 9) for i in ids if i != _STOP)
@@ -440,12 +444,45 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
   assert [s.action for s in wide[0].steps] != [s.action for s in wide[1].steps]
 
 
+def test_responses_can_be_bound_to_the_admissible_actions():
+  model = qwen2.Qwen2(
+      base.ModelConfig(
+          vocab_size=128,
+          hidden_size=16,
+          intermediate_size=16,
+          num_layers=1,
+          num_heads=2,
+          num_kv_heads=1,
+          head_dim=8,
+          tie_word_embeddings=True,
+          max_position_embeddings=512,
+      )
+  )
+  spec = toy.ToySpec(kinds=('put',), max_steps=3)
+  sampler = sampler_lib.Sampler(
+      60, (400,), (4,), (128,), admissible=(12, 60)
+  ).bind(model, (_STOP,))
+  prompt = prompt_lib.CompactPrompt()
+  answer = '<think></think><action>{}</action>'
+  collector = collector_lib.Collector(2, 400, prompt, answer=answer)
+  played = collector.bind(_LocalPool(spec, 4), _CharTokenizer(), sampler)
+  found = played.collect(
+      model.init(jax.random.key(0)), _tasks(spec, 0, 1), 4, 0, 0, 1.0
+  )
+  steps = [step for trajectory in found for step in trajectory.steps]
+  assert len(steps) == 24
+  assert all(s.action_valid and s.action_admissible for s in steps)
+  assert {s.finish_reason for s in steps} == {types.STOP}
+  assert len({s.action for s in steps}) > 3
+
+
 @pytest.mark.parametrize(
     'change, message',
     [
         (dict(history_length=-1), 'history_length is -1 .* at least 0 and 1'),
         (dict(max_prompt_tokens=0), 'max_prompt_tokens 0; expected at least'),
         (dict(parser='json'), r"parser is 'json'; expected one of \['appwor"),
+        (dict(answer='no place'), "answer is 'no place'; expected {} in it"),
         (dict(max_prompt_tokens=2001), 'buckets, 2000; set it to 2000 or add'),
     ],
 )
