@@ -100,13 +100,13 @@ class Compiled:
     @functools.wraps(function)
     def counted(*args):
       # Runs when traced, that is once for each shape.
-      self.compilations += 1
       if self._warm:
         name = getattr(function, 'func', function).__name__
         raise RuntimeError(
             f'{name} met a shape that warm_up had not compiled; what calls it'
             ' must keep to the rows, entries and blocks of this object'
         )
+      self.compilations += 1
       return function(*args)
 
     return jax.jit(counted, **kwargs)

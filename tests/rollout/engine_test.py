@@ -326,14 +326,11 @@ def test_a_long_response_fits_where_the_prompt_is_short(params, sampler):
   np.testing.assert_allclose(found.logprobs, want, atol=1e-5)
 
 
-def test_a_shape_beyond_the_list_is_an_error_not_a_compilation(params):
-  spec = sampler_lib.Sampler(1, (8,), (1,), (64,), 64)
-  sampler = spec.bind(_MODEL, _STOPS)
-  sampler.open(params)
+def test_a_shape_beyond_the_list_is_an_error_not_a_compilation(params, sampler):
   compiled = sampler._compiled  # pylint: disable=protected-access
-  cache = compiled.init_cache(64)
+  rows = requests.empty_rows(2, _SPEC.admissible)
   with pytest.raises(RuntimeError, match='decode met a shape .*warm_up had'):
-    compiled.decode(compiled.lay_out(params), cache, requests.empty_rows(2))
+    compiled.decode(compiled.lay_out(params), compiled.init_cache(64), rows)
 
 
 def test_two_lots_of_rows_differ_in_rounding_only(params, sampler):
