@@ -60,5 +60,11 @@ def load(
 
 
 def _ours(record: logging.LogRecord) -> bool:
-  """Libraries tell their news at INFO; keep their warnings only."""
-  return record.levelno >= logging.WARNING or 'hgpo_jax' in record.pathname
+  """Libraries tell their news at INFO; keep their warnings only.
+
+  Of orbax errors only: it warns of every folder that it opens for reading.
+  """
+  if 'hgpo_jax' in record.pathname:
+    return True
+  least = logging.ERROR if 'orbax' in record.pathname else logging.WARNING
+  return record.levelno >= least

@@ -26,6 +26,10 @@ _DTYPE = flags.DEFINE_enum(
 def main(argv: Sequence[str]) -> None:
   entry.refuse_arguments(argv)
   run_dir = pathlib.Path(_RUN_DIR.value)
+  if not (run_dir / 'config.gin').is_file():
+    sys.exit(
+        f'error: {run_dir} has no config.gin; give the --run_dir of a training'
+    )
   # The run's own configuration, unless another is asked for.
   spec, _ = entry.load(default=[str(run_dir / 'config.gin')])
   from hgpo_jax.experiment import loop

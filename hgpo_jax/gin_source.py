@@ -102,8 +102,13 @@ def complete(selector: str, where: str) -> str:
 
 
 def _files_with(selector: str) -> list[str]:
-  """Gin files that refer to a configurable, the one named after it first."""
-  refers = re.compile(rf'@(\w+/)*{re.escape(selector)}\b')
+  """Gin files that import something and refer to a configurable.
+
+  The one that is named after it comes first.
+  """
+  refers = re.compile(
+      rf'^import .*@(\w+/)*{re.escape(selector)}\b', re.M | re.S
+  )
   found = [
       path
       for folder in SEARCH_PATH

@@ -6,8 +6,9 @@
 
 A target is one file in launch/targets/ with two functions:
 `make_plan(Request) -> Plan`, which is pure, and `submit(Plan) -> int`.
-The exit code is that of the run: 0 done, 42 preempted with its work saved,
-128 + n killed by signal n, anything else a failure.
+The exit code is that of the run: 0 done, 42 preempted (the same command goes
+on from the last checkpoint), 128 + n killed by signal n, anything else a
+failure.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(plan: plan_lib.Plan) -> int:
   """Runs a plan to its end and returns the exit code.
 
-  0: every process ended well. 42: stopped by a signal, the work is saved.
-  Otherwise the code of the process that failed first. After a signal to the
-  launcher nothing is started again.
+  0: every process ended well. 42: stopped by a signal; the same command goes
+  on from the last checkpoint. Otherwise the code of the process that failed
+  first. After a signal to the launcher nothing is started again.
   """
   stop = _Stop(plan.grace_s)
   handlers = {number: signal.signal(number, stop) for number in _SIGNALS}

@@ -13,6 +13,7 @@ import pytest
 
 from hgpo_jax import assets
 from hgpo_jax import config
+from hgpo_jax import gin_source
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
@@ -120,17 +121,21 @@ def test_published_arithmetic_on_eight_devices(
   spec, text = _dry_run(name, official_folder, no_weights)
   assert type(spec.estimator).__name__.lower() == algorithm
   assert text.splitlines() == [
+      f'policy       {no_weights}, trained: all weights',
+      f'estimator    {spec.estimator}',
       "tasks        16 in 'train', 4 in 'valid_seen'",
       'iteration    16 tasks x 8 members = 128 episodes of at most 50 steps ='
       ' at most 6400 steps',
       f'tokens       at most {prompt} prompt + 512 response = {prompt + 512} a'
       ' step',
+      'sampling     at temperature 1',
       'updates      256 steps each: at most 25 x 1 epochs = 25 an iteration,'
       f' in passes of {8 * micro_batch} rows, one step each',
-      'trained      all weights',
+      'learning     rate 1e-06, constant',
       'mesh         data=1 fsdp=8 tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
-      f'run          {iterations} iterations, seed 0',
+      f'run          {iterations} iterations, seed 0, a checkpoint'
+      f' every {spec.save_every}',
   ]
 
 
@@ -214,11 +219,15 @@ def test_an_algorithm_takes_the_place_of_the_quick_starts(name):
   assert spec.estimator == alone.estimator and spec.loss == alone.loss
 
 
-def test_an_estimator_that_was_not_imported_names_its_file():
+def test_a_part_that_was_not_imported_names_its_file(tmp_path, monkeypatch):
+  (tmp_path / 'base.gin').write_text('import a\nExperiment.env = @NotYet()\n')
+  (tmp_path / 'notyet.gin').write_text(
+      'import a\nExperiment.env = @train/NotYet()\n'
+  )
+  monkeypatch.setattr(gin_source, 'SEARCH_PATH', (tmp_path,))
   with pytest.raises(config.ConfigError) as error:
-    config.load(
-        ['runs/quickstart.gin'],
-        ['Experiment.estimator = @GRPO()'],
-        root=spec_lib.Experiment,
-    )
-  assert 'give --gin_file=algorithms/grpo.gin too' in str(error.value)
+    config.load([], ['Experiment.env = @NotYet()'], root=spec_lib.Experiment)
+  assert str(error.value).endswith(
+      'NotYet is in no gin file given so far; give --gin_file=notyet.gin too,'
+      ' or include it'
+  )

@@ -151,11 +151,10 @@ def make_state(
     trained = jax.jit(init, out_shardings=where)(jax.random.key(spec.seed))
     frozen = lora.Frozen(adapter, start)
   count = lambda tree: sum(x.size for x in jax.tree.leaves(tree)) / 1e6
-  logging.info(
-      'policy of %.1f M parameters, %.1f M of them or of adapters are trained',
-      count(start),
-      count(trained),
-  )
+  what = 'all of them trained'
+  if frozen is not None:
+    what = f'frozen; {count(trained):.1f} M of adapters are trained'
+  logging.info('policy of %.1f M parameters, %s', count(start), what)
   return start, frozen, train_state.create(trained, spec.optimizer.make())
 
 

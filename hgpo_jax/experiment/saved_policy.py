@@ -64,10 +64,13 @@ def newest_policy(
 
 
 def _check_folder(run_dir: pathlib.Path) -> None:
-  if not (run_dir / 'checkpoints').is_dir():
+  folder = run_dir / 'checkpoints'
+  if not folder.is_dir():
     raise FileNotFoundError(
         f'{run_dir} has no checkpoints; give the --run_dir of a training run'
     )
+  if not any(path.name.isdigit() for path in folder.iterdir()):
+    raise _none_yet(folder)
 
 
 def _restore(
@@ -78,8 +81,12 @@ def _restore(
   restored = checkpoints.restore(like)
   checkpoints.close()
   if restored is None:
-    raise FileNotFoundError(
-        f'{folder} holds no complete checkpoint yet; train longer, or lower'
-        ' Experiment.save_every'
-    )
+    raise _none_yet(folder)
   return restored
+
+
+def _none_yet(folder: pathlib.Path) -> FileNotFoundError:
+  return FileNotFoundError(
+      f'{folder} holds no complete checkpoint yet; train longer, or lower'
+      ' Experiment.save_every'
+  )

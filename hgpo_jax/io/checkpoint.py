@@ -14,6 +14,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
+import time
 from typing import Any, Generic, TypeVar
 
 from absl import logging
@@ -186,10 +188,13 @@ class Checkpoints:
   def _drop_partial(self, iteration: int) -> None:
     if jax.process_index() == 0:
       for partial in self._folder.glob(f'{iteration}.*tmp*'):
-        try:
-          partial.rmtree()
-        except OSError as error:  # Opening the folder again removes it too.
-          logging.warning('%s could not be removed: %s', partial, error)
+        for _ in range(20):  # Writes of other items may still be under way.
+          shutil.rmtree(partial, ignore_errors=True)
+          if not partial.exists():
+            break
+          time.sleep(0.1)
+        else:  # Opening the folder again removes it too.
+          logging.warning('%s could not be removed', partial)
 
 
 def _items(state: Any) -> dict[str, Any]:

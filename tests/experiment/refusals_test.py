@@ -327,16 +327,19 @@ def test_dry_run_prints_the_arithmetic_and_starts_nothing(
   run_dir = tmp_path / 'run'
   assert runs.main('--dry_run', *runs.arguments(policy, run_dir)) == ''
   assert capsys.readouterr().out.splitlines() == [
+      f'policy       {policy}, trained: all weights',
+      'estimator    ' + str(runs.load(policy).estimator),
       "tasks        8 in 'train', 4 in 'valid'",
       'iteration    4 tasks x 4 members = 16 episodes of at most 3 steps = at'
       ' most 48 steps',
       'tokens       at most 128 prompt + 12 response = 140 a step',
+      'sampling     at temperature 1',
       'updates      16 steps each: at most 3 x 1 epochs = 3 an iteration, in'
       ' passes of 8 rows, one step each',
-      'trained      all weights',
+      'learning     rate 0.003, constant',
       'mesh         data=1 fsdp=1 tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
-      'run          4 iterations, seed 0',
+      'run          4 iterations, seed 0, a checkpoint every 2',
   ]
   assert not run_dir.exists()
 
@@ -366,7 +369,8 @@ def test_full_disk_while_saving(
   assert found.startswith(f'error: {run_dir}/checkpoints: the checkpoint of ')
   assert 'Complete checkpoints: [1]; they are untouched. Free disk' in found
   assert '\n' not in found
-  assert [p.name for p in (run_dir / 'checkpoints').iterdir()] == ['1']
+  left = {p.name for p in (run_dir / 'checkpoints').iterdir()}
+  assert '1' in left and all('tmp' in name for name in left - {'1'})
 
   assert runs.main(*runs.arguments(policy, run_dir, *bindings)) == ''
   assert runs.lines(run_dir) == runs.lines(finished)
