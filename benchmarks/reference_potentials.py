@@ -179,9 +179,15 @@ def _potentials(
       y, s02 = [np.mean(v) for v in visits.values()], spread[key[0]]
       n, v = len(y), s02
       if n > 1:
-        v = ((n - 1) * np.var(y, ddof=1) + shrinkage * s02) / (n - 1 + shrinkage)
+        v = ((n - 1) * np.var(y, ddof=1) + shrinkage * s02) / (
+            n - 1 + shrinkage
+        )
         v /= n
-      pooled[key] = np.mean(y), 1.0 / (v + floor), sum(map(len, visits.values()))
+      pooled[key] = (
+          np.mean(y),
+          1.0 / (v + floor),
+          sum(map(len, visits.values())),
+      )
     for i, key in keys.items():
       mu, weight, size = pooled[key]
       if size != above[i]:  # Else the depth above pools the same rows.

@@ -156,36 +156,25 @@ def test_the_split_model_computes_the_same(mesh):
 def test_the_split_cache_computes_the_same(mesh):
   model = qwen2.Qwen2(_CONFIG)
   params = jax.tree.map(np.asarray, model.init(jax.random.key(0)))
-  tokens, positions, segment_ids = _inputs()
+  tokens, _, _ = _inputs()
 
-  def decode(params, tokens, positions, valid):
+  def decode(params, tokens):
     params = model.decode_params(params)
+    rows, zeros = np.arange(8), np.zeros(8, np.int32)
     out, cache = model.extend(
-        params,
-        model.init_cache(8, 6),
-        tokens[:, :5],
-        positions[:, :5],
-        valid[:, :5],
-        0,
+        params, model.init_cache(8, 6), tokens[:, :5], zeros, rows
     )
-    last, cache = model.extend(
-        params,
-        cache,
-        tokens[:, 5:],
-        positions[:, 5:],
-        valid[:, 5:],
-        jnp.int32(5),
-    )
+    last, cache = model.extend(params, cache, tokens[:, 5:], zeros + 5)
     return jnp.concatenate([out, last], axis=1), cache
 
-  args = tokens, positions, segment_ids > 0
+  args = (tokens,)
   expected, _ = jax.jit(decode)(params, *args)
   shardings = sharding.param_shardings(mesh, model.logical_axes())
   with jax.set_mesh(mesh):
     rows = jax.device_put(args, sharding.batch_sharding(mesh))
     out, cache = jax.jit(decode)(sharding.put(params, shardings), *rows)
   # Two rows of one key/value head on each device.
-  assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 6, 8)
+  assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 8, 6)
   np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
 
 

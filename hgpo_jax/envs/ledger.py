@@ -1,4 +1,4 @@
-"""What a pool knows of its slots: episodes so far, and the call under way.
+"""What a pool knows of its slots: episodes so far, and acts under way.
 
 No process and no clock here, only data: which requests a slot needs next
 (after its worker was lost, a replay of its episode comes first) and what a
@@ -7,7 +7,7 @@ reply means for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import dataclasses
 import itertools
 
@@ -39,12 +39,12 @@ Answers = dict[int, types.StepResult | EnvFailure]
 
 @dataclasses.dataclass
 class Job:
-  """What the current call wants of a slot: a reset (task) or a step."""
+  """What is wanted of a slot: a reset (task) or a step."""
 
   task: types.Task | None = None
   action: str = ''
   crashes: int = 0
-  final: int = -1  # Id of the request whose reply answers the call.
+  final: int = -1  # Id of the request whose reply answers it.
   check: int = -1  # Id of the last replayed request, if there is one.
 
 
@@ -62,7 +62,7 @@ class Ledger:
   """The books of `num_slots` slots.
 
   Attributes:
-    answers: answers of the current call so far.
+    answers: answers that nobody has taken yet.
     counts: 'replays', 'timeouts' and 'env_errors' since the start.
   """
 
@@ -74,11 +74,13 @@ class Ledger:
     self._episodes: dict[int, _Episode] = {}
     self._jobs: dict[int, Job] = {}
 
-  def open(self, jobs: dict[int, Job]) -> None:
-    """Begins a call. Raises TypeError or ValueError for what cannot be."""
+  def open(self, jobs: Mapping[int, Job]) -> None:
+    """Adds acts, one a slot. Raises TypeError or ValueError for mistakes."""
     for slot, job in jobs.items():
       if slot not in range(self.num_slots):
         raise ValueError(f'slot {slot} is not in 0..{self.num_slots - 1}')
+      if slot in self._jobs:
+        raise ValueError(f'slot {slot} is busy: poll for its answer first')
       if job.task is not None:
         if not isinstance(job.task, types.Task):
           raise TypeError(f'slot {slot}: got {job.task!r}, expected a Task')
@@ -88,10 +90,15 @@ class Ledger:
         raise ValueError(f'slot {slot} has no episode: reset it first')
       elif self._episodes[slot].last.done:
         raise ValueError(f'the episode of slot {slot} is over: reset it first')
-    self._jobs, self.answers = dict(jobs), {}
+    self._jobs |= jobs
+
+  def take(self, slots: Iterable[int] | None = None) -> Answers:
+    """Hands out answers, of these slots in their order or all there are."""
+    chosen = list(self.answers if slots is None else slots)
+    return {slot: self.answers.pop(slot) for slot in chosen}
 
   def waiting(self, slots: Iterable[int]) -> list[int]:
-    """Those of `slots` that the current call has no answer for yet."""
+    """Those of `slots` whose act has no answer yet."""
     return [slot for slot in slots if slot in self._jobs]
 
   def cut_off(self, slots: Iterable[int]) -> list[int]:
@@ -121,7 +128,7 @@ class Ledger:
     return requests
 
   def settle(self, request: worker.Request, reply: worker.Reply) -> None:
-    """Books the reply to one request of the current call."""
+    """Books the reply to one request."""
     slot, job = request.slot, self._jobs.get(request.slot)
     if job is None:  # The rest of a replay that has already failed.
       return
@@ -171,7 +178,7 @@ class Ledger:
         self._episodes[slot].live = False
 
   def fail(self, slot: int, kind: str, message: str) -> None:
-    """Answers the call for `slot` with a failure, if it still waits."""
+    """Answers the act of `slot` with a failure, if it still waits."""
     job = self._jobs.pop(slot, None)
     if job is None:
       return

@@ -1,7 +1,8 @@
 """A pool of environments in worker processes, with a deadline for each act.
 
-A call sends one message to each worker and gathers one reply a slot. Only the
-slot that misbehaves fails. A worker that hangs, dies or answers nonsense is
+`submit` sends one message to each worker, `poll` gathers one answer a slot as
+they come; `reset` and `step` wait for theirs. Only the slot that misbehaves
+fails. A worker that hangs, dies or answers nonsense is
 killed and replaced; its other slots go on, because environments are
 deterministic: they are reset and their actions replayed, and the last result
 must come out the same. After so many episodes a worker is replaced by a fresh
@@ -11,8 +12,8 @@ one, in the same way: what native libraries leak ends with it.
 from __future__ import annotations
 
 import atexit
-import collections
 from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import multiprocessing
 import pickle
 import time
@@ -22,6 +23,7 @@ from absl import logging
 from hgpo_jax import types
 from hgpo_jax.envs import base
 from hgpo_jax.envs import ledger
+from hgpo_jax.envs import serving
 from hgpo_jax.envs import worker
 from hgpo_jax.envs import worker_process
 
@@ -31,8 +33,7 @@ Answers = ledger.Answers
 _CLOSE_SECONDS = 2.0
 
 
-class EnvStartError(RuntimeError):
-  """The environments cannot be made; says which, where and why."""
+EnvStartError = serving.EnvStartError
 
 
 class EnvPool:
@@ -74,15 +75,20 @@ class EnvPool:
     self.num_slots = num_slots
     self._spec = spec
     self._ledger = ledger.Ledger(num_slots)
-    self._recycle_episodes = recycle_episodes
-    self._restarts = self._recycled = 0
-    self._counts: collections.Counter[str] = collections.Counter()
-    self._started = self._closed = False
+    self._closed = False
     count = min(num_workers, num_slots)
     self._workers = [
         worker_process.WorkerProcess(index, range(index, num_slots, count))
         for index in range(count)
     ]
+    self._serving = serving.Serving(
+        self._spec,
+        self._workers,
+        self._ledger,
+        self._limits,
+        recycle_episodes,
+        needs_main=self._check_spec(),
+    )
     self._start()
 
   def __enter__(self) -> EnvPool:
@@ -102,6 +108,28 @@ class EnvPool:
     return self._call(
         {slot: ledger.Job(action=action) for slot, action in actions.items()}
     )
+
+  def submit(self, acts: Mapping[int, types.Task | str]) -> None:
+    """Asks each slot named to start a task or to act, without waiting.
+
+    A slot does one thing at a time: `poll` for its answer before its next act.
+    """
+    self._open(
+        {
+            slot: ledger.Job(task=act)
+            if isinstance(act, types.Task)
+            else ledger.Job(action=act)
+            for slot, act in acts.items()
+        }
+    )
+
+  def poll(self, timeout_s: float = 0.0) -> Answers:
+    """Answers that have come; waits up to `timeout_s` for the first one."""
+    self._check_open()
+    until = time.monotonic() + timeout_s
+    with self._closing():
+      self._serving.serve(lambda: bool(self._ledger.answers), until)
+    return self._ledger.take()
 
   def prefetch(self, tasks: Iterable[types.Task]) -> None:
     """Lets idle workers load tasks that `reset` will name soon.
@@ -137,12 +165,14 @@ class EnvPool:
   def metrics(self) -> types.Metrics:
     """Counts since the start, and each worker's resident memory in MB."""
     counts = {
-        'restarts': self._restarts,
-        'recycled': self._recycled,
+        'restarts': self._serving.restarts,
+        'recycled': self._serving.recycled,
         **self._ledger.counts,
     }
     metrics = {f'pool/{name}': float(n) for name, n in counts.items()}
-    metrics |= {f'env/{name}': float(n) for name, n in self._counts.items()}
+    metrics |= {
+        f'env/{name}': float(n) for name, n in self._serving.events.items()
+    }
     for process in self._workers:
       metrics[f'memory/worker_mb_{process.index}'] = process.resident_mb()
     return metrics
@@ -156,15 +186,18 @@ class EnvPool:
     """Number of the worker that a slot lives in."""
     return slot % len(self._workers)
 
-  def _start(self) -> None:
-    name, begin = type(self._spec).__name__, time.monotonic()
+  def _check_spec(self) -> bool:
+    """Whether the classes of the spec, which must be sent, are `__main__`'s."""
     try:
-      self._needs_main = b'__main__' in pickle.dumps(self._spec)
+      return b'__main__' in pickle.dumps(self._spec)
     except Exception as error:
       raise EnvStartError(
-          f'{name} cannot be sent to a worker: {error}; an env spec must be a'
-          ' picklable frozen dataclass of plain values'
+          f'{type(self._spec).__name__} cannot be sent to a worker: {error}; an'
+          ' env spec must be a picklable frozen dataclass of plain values'
       ) from error
+
+  def _start(self) -> None:
+    name, begin = type(self._spec).__name__, time.monotonic()
     preload = {worker.__name__, type(self._spec).__module__} - {'__main__'}
     context = multiprocessing.get_context('forkserver')
     context.set_forkserver_preload(sorted(preload))
@@ -176,131 +209,33 @@ class EnvPool:
         self._limits['start_timeout_s'],
     )
     atexit.register(self.close)
-    self._run(self._workers)
-    self._started = True
+    with self._closing():
+      self._serving.start()
     logging.info('EnvPool: ready after %.1f s', time.monotonic() - begin)
 
-  def _call(self, jobs: dict[int, ledger.Job]) -> Answers:
+  def _check_open(self) -> None:
     if self._closed:
       raise RuntimeError('the EnvPool is closed')
+
+  def _call(self, jobs: dict[int, ledger.Job]) -> Answers:
+    self._open(jobs)
+    with self._closing():
+      self._serving.serve(lambda: not self._ledger.waiting(jobs))
+    return self._ledger.take(jobs)
+
+  def _open(self, jobs: dict[int, ledger.Job]) -> None:
+    """Sends each worker all its new jobs at once."""
+    self._check_open()
     self._ledger.open(jobs)
-    busy = [p for p in self._workers if self._ledger.waiting(p.slots)]
-    for process in busy:
-      starts = any(jobs[s].task for s in self._ledger.waiting(process.slots))
-      if starts and 0 < self._recycle_episodes <= process.resets:
-        self._recycle(process)
-    self._run(busy)
-    return {slot: self._ledger.answers[slot] for slot in jobs}
+    with self._closing():
+      self._serving.send(jobs)
 
-  def _run(self, processes: Iterable[worker_process.WorkerProcess]) -> None:
-    """Sends the jobs, then serves replies and deadlines until none is due."""
+  @contextlib.contextmanager
+  def _closing(self) -> Iterator[None]:
+    """Closes the pool on an error: with requests in flight, no later call
+    could be trusted."""
     try:
-      for process in processes:
-        self._dispatch(process)
-      while busy := [p for p in self._workers if p.pending]:
-        due = min(p.since + self._limits[_knob(p.head)] for p in busy)
-        ready = worker_process.wait(busy, due - time.monotonic())
-        for process in busy:
-          if process in ready:
-            self._receive(process)
-          else:
-            self._check_deadline(process)
+      yield
     except BaseException:
-      self.close()  # Requests are in flight: no later call could be trusted.
+      self.close()
       raise
-
-  def _dispatch(self, process: worker_process.WorkerProcess) -> None:
-    """Sends a worker all its jobs at once; without a process, starts it."""
-    if process.pid is None:
-      io_timeout_s = self._limits['step_timeout_s']
-      process.start(self._spec, io_timeout_s, self._needs_main)
-    elif requests := self._ledger.requests(process.slots):
-      process.send(requests, requests)
-
-  def _recycle(self, process: worker_process.WorkerProcess) -> None:
-    """Ends a worker between two calls; its next message starts another."""
-    logging.info(
-        'EnvPool: worker %d ends after %d episodes and %.0f MB',
-        process.index,
-        process.resets,
-        process.resident_mb(),
-    )
-    process.hang_up()
-    process.end(grace_s=_CLOSE_SECONDS)
-    self._ledger.lose(process.slots)
-    self._recycled += 1
-
-  def _receive(self, process: worker_process.WorkerProcess) -> None:
-    for request, reply in self._replies(process):
-      if reply.counts:
-        self._counts.update(reply.counts)
-      if request.id != worker.START:
-        self._ledger.settle(request, reply)
-      elif reply.error:
-        self._replace(process, request, reply.error)
-      else:
-        self._dispatch(process)
-
-  def _replies(
-      self, process: worker_process.WorkerProcess
-  ) -> Iterator[tuple[worker.Request, worker.Reply]]:
-    """What a worker has answered; if it went wrong, it is replaced."""
-    try:
-      yield from process.receive()
-    except (EOFError, ConnectionError):
-      why = f'worker died with exit code {process.exit_code()}'
-      self._replace(process, process.head, why)
-    except Exception as error:  # pylint: disable=broad-except
-      self._replace(process, process.head, f'worker sent garbage: {error}')
-
-  def _check_deadline(self, process: worker_process.WorkerProcess) -> None:
-    """The deadline is that of the request the worker is busy with."""
-    head = process.head
-    limit = self._limits[_knob(head)]
-    late = time.monotonic() - process.since > limit
-    if late and not process.conn.poll():
-      message = f'no answer within {_knob(head)}={limit:g}'
-      self._ledger.fail(head.slot, types.TIMEOUT, message)
-      self._replace(process, head, message)
-
-  def _replace(
-      self,
-      process: worker_process.WorkerProcess,
-      head: worker.Request,
-      why: str,
-  ) -> None:
-    """Ends a worker and starts another, which will get what is unanswered.
-
-    Args:
-      process: the worker.
-      head: what it was busy with.
-      why: what is wrong with it.
-
-    Raises:
-      EnvStartError if this is still the start of the pool. A replacement
-      that cannot start fails its slots; the next call tries again.
-    """
-    name = type(self._spec).__name__
-    logging.warning('EnvPool: worker %d ends: %s', process.index, why)
-    process.end()
-    self._ledger.lose(process.slots)
-    if head.id != worker.START:
-      self._restarts += 1
-      self._ledger.crash(head.slot, why)
-      self._dispatch(process)
-    elif not self._started:
-      raise EnvStartError(
-          f'worker {process.index} could not make {len(process.slots)} envs of'
-          f' {name}: {why}'
-      )
-    else:
-      for slot in process.slots:
-        message = f'a new worker could not make {name}: {why}'
-        self._ledger.fail(slot, types.ENV_ERROR, message)
-
-
-def _knob(request: worker.Request) -> str:
-  """Name of the deadline that holds for `request`."""
-  if request.id == worker.START:
-    return 'start_timeout_s'
-  return 'reset_timeout_s' if request.task is not None else 'step_timeout_s'

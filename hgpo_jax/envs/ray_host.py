@@ -17,9 +17,12 @@ class Host:
     self._pool = pool.EnvPool(*args, **limits)
     return self._told({})
 
-  def call(self, name: str, given: Mapping[int, Any]) -> tuple[Any, ...]:
-    """Calls 'reset' or 'step' of the pool."""
-    return self._told(getattr(self._pool, name)(given))
+  def exchange(
+      self, acts: Mapping[int, types.Task | str], timeout_s: float
+  ) -> tuple[Any, ...]:
+    """Submits acts, and returns the answers that come first."""
+    self._pool.submit(acts)
+    return self._told(self._pool.poll(timeout_s))
 
   def prefetch(self, tasks: tuple[types.Task, ...]) -> None:
     self._pool.prefetch(tasks)

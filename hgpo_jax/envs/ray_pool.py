@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import atexit
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+import contextlib
 import importlib.util
 import signal
 import threading
@@ -50,6 +51,9 @@ class _Node:
     workers: number of its worker processes.
     actor: its handle.
     opening: answers when the actor is ready; None once it is.
+    outbox: acts by local slot that it was not sent yet.
+    under_way: the answer of its call, to come; None when it has none.
+    late: `time.monotonic()` from when on that answer is no longer expected.
     metrics: of its pool, as last told; so are `pids`, of its workers.
   """
 
@@ -58,6 +62,9 @@ class _Node:
     self.workers = min(num_workers, len(slots))
     self.actor: Any = None
     self.opening: Any = None
+    self.outbox: dict[int, types.Task | str] = {}
+    self.under_way: Any = None
+    self.late = 0.0
     self.metrics: types.Metrics = {}
     self.pids: tuple[int | None, ...] = (None,) * self.workers
 
@@ -129,11 +136,39 @@ class RayPool:
 
   def reset(self, tasks: Mapping[int, types.Task]) -> pool.Answers:
     """Starts `tasks[slot]` in each slot named; answers in the same order."""
-    return self._call('reset', 'task', tasks)
+    return self._call(tasks)
 
   def step(self, actions: Mapping[int, str]) -> pool.Answers:
     """Acts in each slot named; each must have an episode that goes on."""
-    return self._call('step', 'action', actions)
+    return self._call(actions)
+
+  def submit(self, acts: Mapping[int, types.Task | str]) -> None:
+    """Asks each slot named to start a task or to act, without waiting."""
+    self._check_open()
+    self._ledger.open(
+        {
+            slot: ledger.Job(task=act)
+            if isinstance(act, types.Task)
+            else ledger.Job(action=act)
+            for slot, act in acts.items()
+        }
+    )
+    for slot, act in acts.items():
+      node = self._nodes[slot % len(self._nodes)]
+      node.outbox[node.slots.index(slot)] = act
+    with self._closing():
+      for node in sorted(self._nodes, key=lambda n: n.opening is not None):
+        self._send(node)
+
+  def poll(self, timeout_s: float = 0.0) -> pool.Answers:
+    """Answers that have come; waits up to `timeout_s` for the first one."""
+    self._check_open()
+    until = time.monotonic() + timeout_s
+    with self._closing():
+      while True:
+        self._serve(0.0 if self._ledger.answers else until - time.monotonic())
+        if self._ledger.answers or time.monotonic() >= until:
+          return self._ledger.take()
 
   def prefetch(self, tasks: Iterable[types.Task]) -> None:
     """Lets idle workers load tasks that `reset` will name soon."""
@@ -195,6 +230,7 @@ class RayPool:
     )
     node.actor = host.remote()
     node.metrics, node.pids = {}, (None,) * node.workers
+    node.outbox, node.under_way = {}, None
     node.opening = node.actor.open.remote(
         self._spec, len(node.slots), node.workers, **self._limits
     )
@@ -215,50 +251,64 @@ class RayPool:
     node.opening = None
     return ''
 
-  def _call(
-      self, name: str, field: str, given: Mapping[int, Any]
-  ) -> pool.Answers:
+  def _call(self, acts: Mapping[int, types.Task | str]) -> pool.Answers:
+    self.submit(acts)
+    with self._closing():
+      while self._ledger.waiting(acts):
+        self._serve(_LONGEST_SECONDS)
+    return self._ledger.take(acts)
+
+  def _check_open(self) -> None:
     if self._closed:
       raise RuntimeError('the RayPool is closed')
-    jobs = {slot: ledger.Job(**{field: x}) for slot, x in given.items()}
-    self._ledger.open(jobs)
+
+  @contextlib.contextmanager
+  def _closing(self) -> Iterator[None]:
+    """Closes the pool on an error: with answers under way, no later call
+    could be trusted."""
     try:
-      self._run(name, given)
+      yield
     except BaseException:
-      self.close()  # Answers are under way: no later call could be trusted.
+      self.close()
       raise
-    return {slot: self._ledger.answers[slot] for slot in given}
 
-  def _run(self, name: str, given: Mapping[int, Any]) -> None:
-    """Sends each actor its part, then gathers what they answer."""
-    sent = {}
-    for node in sorted(self._nodes, key=lambda node: node.opening is not None):
-      for slot in self._ledger.cut_off(node.slots):
-        message = 'the episode was lost with its Ray actor'
-        self._ledger.fail(slot, types.ENV_ERROR, message)
-      slots = self._ledger.waiting(node.slots)
-      if slots and node.opening is not None and (why := self._ready(node)):
-        self._lose(node, f'cannot start: {why}')
-      elif slots:
-        part = {node.slots.index(slot): given[slot] for slot in slots}
-        sent[node.actor.call.remote(name, part)] = node
-    deadline = time.monotonic() + self._patience_s(name)
-    while sent:
-      left = max(0.0, deadline - time.monotonic())
-      done, late = self._ray.wait(list(sent), timeout=left)
-      for ref in done or late:
-        node = sent.pop(ref)
-        if done:
-          self._gather(node, ref)
-        else:
-          self._lose(node, 'it hangs, or cannot be reached')
+  def _send(self, node: _Node) -> None:
+    """Sends what a node was not sent yet; it has one call at a time."""
+    for slot in self._ledger.cut_off(node.slots):
+      node.outbox.pop(node.slots.index(slot), None)
+      message = 'the episode was lost with its Ray actor'
+      self._ledger.fail(slot, types.ENV_ERROR, message)
+    if node.under_way is not None or not self._ledger.waiting(node.slots):
+      return
+    if node.opening is not None and (why := self._ready(node)):
+      self._lose(node, f'cannot start: {why}')
+      return
+    acts, node.outbox = node.outbox, {}
+    limit = self._limits['reset_timeout_s'] + self._limits['step_timeout_s']
+    patience_s = (
+        limit + self._limits['start_timeout_s']
+    )  # More than its pool's.
+    node.late = time.monotonic() + 2 * patience_s
+    node.under_way = node.actor.exchange.remote(
+        acts, min(patience_s, _LONGEST_SECONDS)
+    )
 
-  def _patience_s(self, name: str) -> float:
-    """Longer than it takes a pool that keeps its own deadlines."""
-    most = max(len(node.slots) for node in self._nodes)
-    limit = self._limits[f'{name}_timeout_s']
-    seconds = 2 * (most * limit + self._limits['start_timeout_s'])
-    return min(seconds, _LONGEST_SECONDS)
+  def _serve(self, timeout_s: float) -> None:
+    """Gathers what comes first, or gives up nodes that are late."""
+    busy = {n.under_way: n for n in self._nodes if n.under_way is not None}
+    if not busy:
+      return
+    left = min(node.late for node in busy.values()) - time.monotonic()
+    seconds = max(0.0, min(timeout_s, left, _LONGEST_SECONDS))
+    done, waiting = self._ray.wait(list(busy), timeout=seconds)
+    for ref in done:
+      busy[ref].under_way = None
+      self._gather(busy[ref], ref)
+    for ref in waiting:
+      if time.monotonic() > busy[ref].late:
+        self._lose(busy[ref], 'it hangs, or cannot be reached')
+    for node in self._nodes:
+      self._send(node)
 
   def _gather(self, node: _Node, ref: Any) -> None:
     try:

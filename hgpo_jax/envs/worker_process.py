@@ -46,6 +46,7 @@ class WorkerProcess:
       order, so the first is the one that it is busy with.
     since: `time.monotonic()` when the first pending request began.
     resets: episodes that this process has been asked to start.
+    retiring: it gets no more requests, and ends once it has answered.
   """
 
   def __init__(self, index: int, slots: Sequence[int]):
@@ -54,6 +55,7 @@ class WorkerProcess:
     self.pending: dict[int, worker.Request] = {}
     self.since = 0.0
     self.resets = 0
+    self.retiring = False
     self.conn: connection.Connection | None = None
     self._process: multiprocessing.process.BaseProcess | None = None
     self._unread = bytearray()
@@ -95,10 +97,11 @@ class WorkerProcess:
     self.send((spec, self.slots), [worker.Request(worker.START, slot=-1)])
 
   def send(self, message: object, requests: list[worker.Request]) -> None:
-    """Sends `message`; from now on `requests` are pending."""
-    self.pending = {request.id: request for request in requests}
+    """Sends `message`; from now on `requests` are pending, too."""
+    if not self.pending:
+      self.since = time.monotonic()
+    self.pending |= {request.id: request for request in requests}
     self.resets += sum(request.task is not None for request in requests)
-    self.since = time.monotonic()
     self.tell(message)
 
   def tell(self, message: object) -> None:
@@ -174,7 +177,7 @@ class WorkerProcess:
         self._process.join(_KILL_SECONDS)
     self.hang_up()
     self._process, self.conn, self.pending = None, None, {}
-    self.resets = 0
+    self.resets, self.retiring = 0, False
 
   def resident_mb(self) -> float:
     """Resident memory in MB; 0 without a process or where /proc is absent."""

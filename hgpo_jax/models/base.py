@@ -31,21 +31,21 @@ class ModelConfig:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-  """Keys and values of every layer, and which entries may be attended to.
+  """Keys and values of every layer; entry i of a row belongs to its token i.
 
-  Every leaf has rows on axis 0, so rows are picked, repeated or merged with
-  `jax.tree.map`. Layers are apart because a decode loop updates and reads
-  separate arrays in place, but copies slices of a stacked one.
+  A cache does not know how long its rows are: whoever holds it does, and what
+  stands past the end of a row is overwritten before it is attended to. Layers
+  are apart because a decode loop updates and reads separate arrays in place,
+  but copies slices of a stacked one. Keys have entries last, so that both
+  products of attention are plain matrix products.
 
   Attributes:
-    k: L arrays [B, K, S, H'] where H' is the head dimension.
-    v: L arrays [B, K, S, H'].
-    valid_BS: bool, entries that hold a real token.
+    k: L arrays [S, K, h, A]: rows, key/value heads, head dimension, entries.
+    v: L arrays [S, K, A, h].
   """
 
   k: tuple[jax.Array, ...]
   v: tuple[jax.Array, ...]
-  valid_BS: jax.Array
 
 
 class LanguageModel(Protocol):
@@ -75,24 +75,36 @@ class LanguageModel(Protocol):
     """The table of token embeddings, [V, D]."""
 
   def decode_params(self, params: Params) -> Params:
-    """Parameters laid out for `extend` and `logits`, to decode faster with."""
+    """Parameters laid out for `extend` and `logits`; laid out ones stay."""
 
-  def init_cache(self, batch: int, length: int) -> KVCache:
-    """An empty cache of `length` entries a row."""
+  def init_cache(self, rows: int, entries: int) -> KVCache:
+    """A cache of zeros with `entries` entries in each row."""
 
   def extend(
       self,
       params: Params,
       cache: KVCache,
-      tokens_BT: jax.Array,
-      positions_BT: jax.Array,
-      valid_BT: jax.Array,
-      start: jax.Array | int,
+      tokens_NC: jax.Array,
+      start_N: jax.Array,
+      row_N: jax.Array | None = None,
   ) -> tuple[jax.Array, KVCache]:
-    """Runs T more tokens, written to cache entries start..start+T-1.
+    """Runs N blocks of C tokens, each at the end of what its row holds.
 
-    Used for prefill (T = prompt bucket, left-padded with valid False) and
-    decode (T = 1). Returns (hidden [B, T, D], cache).
+    Token c of block n goes to entry start_n + c of row row_n and attends to
+    the entries up to its own, those of other blocks of its row included.
+    Prefill runs blocks of prompts, several of them a row if need be; decoding
+    runs one token of each row (C = 1).
+
+    Args:
+      params: best from `decode_params`.
+      cache: what the rows hold.
+      tokens_NC: ids; what pads a block at its end disturbs nothing before it.
+      start_N: entry of the first token of each block.
+      row_N: row of each block; None for the first N rows in their order.
+
+    Returns:
+      (final normed hidden states [N, C, D], cache). A token past the last
+      entry is not written, and its hidden state is NaN.
     """
 
   def logical_axes(self) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from hgpo_jax import sharding
 from hgpo_jax.models import attention
@@ -21,7 +20,7 @@ from hgpo_jax.models import base
 from hgpo_jax.models import blockwise
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
-from hgpo_jax.models import quantize
+from hgpo_jax.models import qwen2_cached
 from hgpo_jax.models import qwen2_params
 
 _ATTENDED = jax.checkpoint_policies.save_only_these_names(blockwise.RESIDUALS)
@@ -112,72 +111,42 @@ class Qwen2:
     between = (None,) * (hidden.ndim - 2)
     return sharding.constrain(logits, 'batch', *between, 'vocab')
 
-  def init_cache(self, batch: int, length: int) -> base.KVCache:
-    """An empty cache of `length` entries a row, in the compute dtype."""
-    config = self.config
-    shape = (batch, config.num_kv_heads, length, config.head_dim)
-    empty = lambda: tuple(
-        jnp.zeros(shape, self.compute_dtype) for _ in range(config.num_layers)
+  def init_cache(self, rows: int, entries: int) -> base.KVCache:
+    """A cache of zeros with `entries` entries in each row."""
+    return qwen2_cached.init_cache(
+        self.config, rows, entries, self.compute_dtype
     )
-    return base.KVCache(empty(), empty(), jnp.zeros((batch, length), bool))
 
   def embeddings(self, params: base.Params) -> jax.Array:
     return params['embed']['embedding']
 
   def decode_params(self, params: base.Params) -> base.Params:
-    """Parameters laid out for `extend`: layers apart, in the compute dtype.
+    """Parameters laid out for `extend`, in the compute dtype.
 
-    Attached adapters are merged into the kernels.
-    `extend` takes either layout; inside a decode loop this one saves the
-    copy that slicing stacked layers makes. Under jit, `hidden` needs the
-    stacked one.
+    Attached adapters are merged into the kernels. `extend` and `logits` take
+    either layout, but lay out the other one anew in every call; `hidden` needs
+    the stacked one.
     """
-    cast = lambda p: p.astype(self.compute_dtype)
-    params = jax.tree.map(cast, lora.merge(params))
-    stacked = params['layers']
-    return params | {'layers': _unstack(stacked, self.config.num_layers)}
+    return qwen2_cached.decode_params(params, self.config, self.compute_dtype)
 
   def extend(
       self,
       params: base.Params,
       cache: base.KVCache,
-      tokens_BT: jax.Array,
-      positions_BT: jax.Array,
-      valid_BT: jax.Array,
-      start: jax.Array | int,
+      tokens_NC: jax.Array,
+      start_N: jax.Array,
+      row_N: jax.Array | None = None,
   ) -> tuple[jax.Array, base.KVCache]:
-    """Runs T more tokens, written to cache entries start..start+T-1.
-
-    Returns (hidden [B, T, D], cache). With an int `start` only the entries
-    before start+T are read, and a write past the end is refused; with a
-    traced `start` such a write gives NaN hidden states, never a silent
-    overwrite of the last entries.
-    """
-    length, capacity = tokens_BT.shape[1], cache.valid_BS.shape[1]
-    end = _attended_length(start, length, capacity)
-    valid_BS = jax.lax.dynamic_update_slice(
-        cache.valid_BS, valid_BT, (0, start)
+    """See `base.LanguageModel.extend`."""
+    return qwen2_cached.extend(
+        self.decode_params(params),
+        self.config,
+        self.compute_dtype,
+        cache,
+        tokens_NC,
+        start_N,
+        row_N,
     )
-    entry_TS = jnp.arange(end) <= start + jnp.arange(length)[:, None]
-    mask_BTS = valid_BS[:, None, :end] & entry_TS
-    rotary = layers.rotary_angles(self.config, positions_BT)
-    unstacked = params['layers']
-    if not isinstance(unstacked, tuple):
-      unstacked = _unstack(unstacked, self.config.num_layers)
-    x_BTD = self._embed(params, tokens_BT)
-    keys, values = [], []
-    for layer, k, v in zip(unstacked, cache.k, cache.v, strict=True):
-
-      def attend(q_BTHh, k_BTKh, v_BTKh, k=k, v=v):
-        keys.append(_write(k, k_BTKh, start))
-        values.append(_write(v, v_BTKh, start))
-        k, v = keys[-1][:, :, :end], values[-1][:, :, :end]
-        return self._attention(q_BTHh, k, v, mask_BTS)
-
-      x_BTD = self._block(layer, x_BTD, rotary, attend)
-    hidden = self._final_norm(params, x_BTD)
-    hidden = jnp.where(start + length <= capacity, hidden, jnp.nan)
-    return hidden, base.KVCache(tuple(keys), tuple(values), valid_BS)
 
   @property
   def _kept(self) -> Callable[..., bool] | None:
@@ -258,57 +227,15 @@ class Qwen2:
     out_BHTh = out.reshape(batch, heads, length, head_dim)
     return out_BHTh.swapaxes(1, 2).astype(q_BTHh.dtype)
 
-  def _contract(
-      self, equation: str, x_BKGTi: jax.Array, y_BKSh: jax.Array
-  ) -> jax.Array:
-    """An einsum of attention, float32 out.
-
-    For one query it is a product and a sum, which XLA fuses into a single
-    pass over the cache; as a batched matrix product it is about twice slower
-    on CPU.
-    """
-    if x_BKGTi.shape[3] != 1:
-      return jnp.einsum(
-          equation,
-          x_BKGTi,
-          y_BKSh,
-          precision=self._precision,
-          preferred_element_type=jnp.float32,
-      )
-    x_BKGi = x_BKGTi[:, :, :, 0].astype(jnp.float32)
-    y_BK1Sh = y_BKSh[:, :, None].astype(jnp.float32)
-    if equation.endswith('ts'):
-      product, axis = x_BKGi[:, :, :, None, :] * y_BK1Sh, -1
-    else:
-      product, axis = x_BKGi[..., None] * y_BK1Sh, -2
-    return product.sum(axis)[:, :, :, None]
-
-
-def _attended_length(start: jax.Array | int, length: int, capacity: int) -> int:
-  """How many cache entries can be attended to; refuses a write past the end."""
-  first = int(start) if isinstance(start, (int, np.integer)) else 0
-  if first < 0 or first + length > capacity:
-    raise ValueError(
-        f'extend writes {length} tokens from cache entry {first}, but the'
-        f' cache has {capacity} entries. Make the cache (init_cache length)'
-        ' at least prompt tokens + new tokens.'
+  def _contract(self, equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """An einsum of attention, float32 out."""
+    return jnp.einsum(
+        equation,
+        x,
+        y,
+        precision=self._precision,
+        preferred_element_type=jnp.float32,
     )
-  known = isinstance(start, (int, np.integer))
-  return first + length if known else capacity
-
-
-def _unstack(stacked: base.Params, count: int) -> tuple[base.Params, ...]:
-  return tuple(jax.tree.map(lambda p, i=i: p[i], stacked) for i in range(count))
-
-
-def _write(
-    cache_BKSh: jax.Array, new_BTKh: jax.Array, start: jax.Array | int
-) -> jax.Array:
-  """The cache with T new entries from `start` on."""
-  written = jax.lax.dynamic_update_slice(
-      cache_BKSh, _heads_first(new_BTKh), (0, 0, start, 0)
-  )
-  return sharding.constrain(written, 'batch', 'kv_heads', 'sequence', None)
 
 
 def _constrain_residual(x_BTD: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 from typing import Protocol
 
@@ -15,10 +16,16 @@ from hgpo_jax.models import base
 from hgpo_jax.rollout import episode as episode_lib
 from hgpo_jax.rollout import parse
 from hgpo_jax.rollout import prompt as prompt_lib
+from hgpo_jax.rollout import requests
 from hgpo_jax.rollout import sampler as sampler_lib
 from hgpo_jax.rollout import tokenizer as tokenizer_lib
 
 _Answer = episode_lib.Answer
+_Said = tuple[prompt_lib.Prompt, requests.Completion, parse.ParsedAction]
+
+
+# How long to wait for an environment where there is nothing else to do.
+_WAIT_S = 60.0
 
 
 class Pool(Protocol):
@@ -26,11 +33,14 @@ class Pool(Protocol):
 
   num_slots: int
 
-  def reset(self, tasks: Mapping[int, types.Task]) -> dict[int, _Answer]:
-    """Starts the task of each slot named."""
+  def submit(self, acts: Mapping[int, types.Task | str]) -> None:
+    """Starts a task or acts in each slot named, without waiting."""
 
-  def step(self, actions: Mapping[int, str]) -> dict[int, _Answer]:
-    """Acts in each slot named."""
+  def poll(self, timeout_s: float = 0.0) -> dict[int, _Answer]:
+    """Answers that have come; waits up to `timeout_s` for the first one."""
+
+  def worker_of(self, slot: int) -> int:
+    """Number of the worker that a slot lives in."""
 
 
 @config.configurable
@@ -44,12 +54,18 @@ class Collector:
       an episode whose prompt does not fit without history ends as 'context'.
     prompt: the template of prompts.
     parser: how responses are read: 'tagged', 'webshop' or 'appworld'.
+    answer: responses are bound to this text, with one of the admissible
+      actions in place of {}, such as '<think></think><action>{}</action>'; ''
+      leaves them free. For evaluation: recorded log-probs are those among the
+      admissible responses, which the learner does not know. Needs
+      `Sampler.admissible`.
   """
 
   history_length: int
   max_prompt_tokens: int
   prompt: prompt_lib.Template
   parser: str = 'tagged'
+  answer: str = ''
 
   def __post_init__(self):
     if self.history_length < 0 or self.max_prompt_tokens < 1:
@@ -64,6 +80,12 @@ class Collector:
           f'{sorted(parse.PARSERS)}'
       )
 
+    if self.answer and self.answer.count('{}') != 1:
+      raise ValueError(
+          f'Collector.answer is {self.answer!r}; expected {{}} in it once, where'
+          ' the action stands'
+      )
+
   def bind(
       self,
       pool: Pool,
@@ -75,7 +97,13 @@ class Collector:
 
 
 class BoundCollector:
-  """Plays episodes in the slots of a pool, as many at a time as it has."""
+  """Plays episodes in the slots of a pool, as many at a time as it has.
+
+  Attributes:
+    pool: environments.
+    sampler: of the policy.
+    prompts: makes prompts.
+  """
 
   def __init__(
       self,
@@ -96,13 +124,26 @@ class BoundCollector:
           f'the last of Sampler.prompt_buckets, {longest}; set it to {longest} '
           'or add a bucket'
       )
-    self._pool = pool
+    self.pool = pool
+    self.sampler = sampler
     self._tokenizer = tokenizer
-    self._sampler = sampler
     self._parse = parse.PARSERS[spec.parser]
-    self._prompts = prompt_lib.PromptBuilder(
+    self._answer = spec.answer
+    self.prompts = prompt_lib.PromptBuilder(
         spec.prompt, tokenizer, spec.history_length, spec.max_prompt_tokens
     )
+
+  def parse(self, ids: np.ndarray) -> parse.ParsedAction:
+    """The command of a response."""
+    return self._parse(self._tokenizer.decode(ids))
+
+  def bounds(self, admissible: Sequence[str]) -> list[list[int]] | None:
+    """Ids of the responses that there may be; None for any."""
+    if not self._answer or not admissible:
+      return None
+    stop = self._tokenizer.stop_ids[0]
+    texts = [self._answer.replace('{}', action) for action in admissible]
+    return [[*self._tokenizer.encode(text), stop] for text in texts]
 
   def collect(
       self,
@@ -146,87 +187,118 @@ class BoundCollector:
         )
         for member in range(group_size)
     ]
-    params = self._sampler.prepare(params)
-    waiting = collections.deque(episodes)
-    live: dict[int, episode_lib.Episode] = {}
-    while waiting or live:
-      self._refill(live, waiting)
-      prompts = self._build_prompts(live)
-      keys = [
-          (seed, iteration, e.task.index, e.trajectory, len(e.steps))
-          for e in live.values()
-      ]
-      completions = self._sampler.generate(
-          params,
-          [prompt.ids for prompt in prompts.values()],
-          np.asarray(keys, np.int64).reshape(-1, 5),
-          temperature,
-      )
-      self._act(live, prompts, dict(zip(live, completions, strict=True)))
+    _Play(self, params, episodes, (seed, iteration), temperature).run()
     return [episode.trajectory_record() for episode in episodes]
 
-  def _refill(
-      self,
-      live: dict[int, episode_lib.Episode],
-      waiting: collections.deque[episode_lib.Episode],
-  ) -> None:
-    """Starts waiting episodes in free slots until one of them runs out."""
-    while waiting and len(live) < self._pool.num_slots:
-      free = [s for s in range(self._pool.num_slots) if s not in live]
-      # Neighbours, such as the members of a group, into one worker: what it
-      # derives for the game of one of them serves all.
-      chosen = sorted(free[: len(waiting)], key=self._pool.worker_of)
-      started = {slot: waiting.popleft() for slot in chosen}
-      answers = self._pool.reset({s: e.task for s, e in started.items()})
-      for slot, episode in started.items():
-        episode.begin(answers[slot])
-        live[slot] = episode
-      _drop_ended(live)
-      while behind := {s: e for s, e in live.items() if e.opening}:
-        answers = self._pool.step(
-            {s: e.opening[0].action for s, e in behind.items()}
-        )
-        for slot, episode in behind.items():
-          episode.replay(answers[slot])
-        _drop_ended(live)
 
-  def _build_prompts(
-      self, live: dict[int, episode_lib.Episode]
-  ) -> dict[int, prompt_lib.Prompt]:
-    """Prompts of all live episodes; ends those whose prompt cannot fit."""
-    prompts = {}
-    for slot, episode in live.items():
-      try:
-        prompts[slot] = self._prompts.build(
-            episode.instruction,
-            episode.turns,
-            episode.now.observation,
-            episode.now.admissible,
-        )
-      except prompt_lib.PromptTooLong:
-        episode.end_reason = types.CONTEXT
-    _drop_ended(live)
-    return prompts
+class _Play:
+  """Episodes under way: each goes on as soon as what it waits for is there."""
+
+  def __init__(
+      self,
+      collector: BoundCollector,
+      params: base.Params,
+      episodes: Sequence[episode_lib.Episode],
+      key: tuple[int, ...],
+      temperature: float,
+  ):
+    self._collector = collector
+    self._pool = collector.pool
+    self._key = key
+    self._temperature = temperature
+    self._waiting = collections.deque(episodes)
+    self._live: dict[int, episode_lib.Episode] = {}
+    # What the engine works on: (slot, prompt) by ticket; and the rest.
+    self._asked: dict[int, tuple[int, prompt_lib.Prompt]] = {}
+    self._acting: dict[int, _Said | None] = {}
+    self._engine = collector.sampler.open(params) if episodes else None
+
+  def run(self) -> None:
+    """Plays all episodes to their end."""
+    # Neighbours, such as the members of a group, into one worker: what it
+    # derives for the game of one of them serves all.
+    slots = range(min(self._pool.num_slots, len(self._waiting)))
+    self._begin(sorted(slots, key=self._pool.worker_of))
+    try:
+      while self._live:
+        self._engine.dispatch()
+        idle = not self._engine.busy
+        self._take(self._pool.poll(_WAIT_S if idle else 0.0))
+        self._act(self._engine.collect())
+    except Exception:
+      self._drain()
+      raise
+
+  def _drain(self) -> None:
+    """Leaves no act under way, and no answer for whoever plays next."""
+    with contextlib.suppress(RuntimeError):  # The pool may have been closed.
+      while self._acting and (answers := self._pool.poll(_WAIT_S)):
+        for slot in answers:
+          self._acting.pop(slot, None)
+
+  def _begin(self, slots: Sequence[int]) -> None:
+    """Starts waiting episodes in free slots."""
+    started = {s: self._waiting.popleft() for s in slots[: len(self._waiting)]}
+    self._live |= started
+    self._acting |= dict.fromkeys(started)
+    self._pool.submit({s: e.task for s, e in started.items()})
+
+  def _take(self, answers: Mapping[int, _Answer]) -> None:
+    """What environments answered: an end, a replay, or the next prompt."""
+    free, acts = [], {}
+    for slot, answer in answers.items():
+      episode, said = self._live[slot], self._acting.pop(slot)
+      if said is not None:
+        episode.advance(*said, answer)
+      elif episode.now is None:
+        episode.begin(answer)
+      else:
+        episode.replay(answer)
+      if not episode.end_reason and episode.opening:
+        acts[slot] = episode.opening[0].action
+      elif not episode.end_reason:
+        self._ask(slot, episode)
+      if episode.end_reason:
+        del self._live[slot]
+        self._engine.release(slot)
+        free.append(slot)
+    if acts:
+      self._acting |= dict.fromkeys(acts)
+      self._pool.submit(acts)
+    if free and self._waiting:
+      self._begin(free)
+
+  def _ask(self, slot: int, episode: episode_lib.Episode) -> None:
+    """Asks for a response; ends an episode whose prompt cannot fit."""
+    try:
+      prompt = self._collector.prompts.build(
+          episode.instruction,
+          episode.turns,
+          episode.now.observation,
+          episode.now.admissible,
+      )
+    except prompt_lib.PromptTooLong:
+      episode.end_reason = types.CONTEXT
+      return
+    place = episode.task.index, episode.trajectory, len(episode.steps)
+    request = self._collector.sampler.request(
+        prompt.ids,
+        (*self._key, *place),
+        self._temperature,
+        session=slot,
+        admissible=self._collector.bounds(episode.now.admissible),
+    )
+    self._asked[self._engine.submit(request)] = slot, prompt
 
   def _act(
-      self,
-      live: dict[int, episode_lib.Episode],
-      prompts: Mapping[int, prompt_lib.Prompt],
-      completions: Mapping[int, sampler_lib.Completion],
+      self, completions: Sequence[tuple[int, requests.Completion]]
   ) -> None:
-    """Sends the commands of the responses and records what they led to."""
-    parsed = {
-        slot: self._parse(self._tokenizer.decode(completion.ids))
-        for slot, completion in completions.items()
-    }
-    answers = self._pool.step({s: p.action for s, p in parsed.items()})
-    for slot, episode in live.items():
-      episode.advance(
-          prompts[slot], completions[slot], parsed[slot], answers[slot]
-      )
-    _drop_ended(live)
-
-
-def _drop_ended(live: dict[int, episode_lib.Episode]) -> None:
-  for slot in [s for s, episode in live.items() if episode.end_reason]:
-    del live[slot]
+    """Sends the commands of responses."""
+    acts = {}
+    for ticket, completion in completions:
+      slot, prompt = self._asked.pop(ticket)
+      parsed = self._collector.parse(completion.ids)
+      self._acting[slot] = prompt, completion, parsed
+      acts[slot] = parsed.action
+    if acts:
+      self._pool.submit(acts)

@@ -9,7 +9,7 @@ from hgpo_jax import types
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.rollout import parse
 from hgpo_jax.rollout import prompt as prompt_lib
-from hgpo_jax.rollout import sampler as sampler_lib
+from hgpo_jax.rollout import requests
 
 Answer = types.StepResult | pool_lib.EnvFailure
 
@@ -47,7 +47,7 @@ class Episode:
   def advance(
       self,
       prompt: prompt_lib.Prompt,
-      completion: sampler_lib.Completion,
+      completion: requests.Completion,
       parsed: parse.ParsedAction,
       answer: Answer,
   ) -> None:

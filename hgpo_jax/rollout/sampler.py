@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 import dataclasses
 import itertools
@@ -10,25 +11,14 @@ import jax
 import numpy as np
 
 from hgpo_jax import config
-from hgpo_jax import types
 from hgpo_jax.models import base
-from hgpo_jax.rollout import decode
+from hgpo_jax.rollout import compiled as compiled_lib
+from hgpo_jax.rollout import engine as engine_lib
+from hgpo_jax.rollout import requests
 
-
-@dataclasses.dataclass(frozen=True)
-class Completion:
-  """One response.
-
-  Attributes:
-    ids: int32 [response length], the stop token included; read-only.
-    logprobs: float32 [response length], log-probability of each id at the
-      sampling temperature, or at temperature 1 where that was 0; read-only.
-    finish_reason: `types.STOP` or `types.LENGTH`.
-  """
-
-  ids: np.ndarray
-  logprobs: np.ndarray
-  finish_reason: str
+Completion = requests.Completion
+NotFiniteError = engine_lib.NotFiniteError
+Request = requests.Request
 
 
 @config.configurable
@@ -36,27 +26,62 @@ class Completion:
 class Sampler:
   """How responses are sampled.
 
-  One program is compiled for each pair of buckets that occurs, so keep both
-  lists short.
+  Everything is compiled before the first response: one program for decoding
+  for each pair of a prompt bucket and a row bucket, one for prefill for each
+  pair of a prompt bucket and a number of prefill tokens. So keep lists short.
 
   Attributes:
     max_new_tokens: length limit of a response.
-    prompt_buckets: lengths that prompts are padded to, increasing.
-    row_buckets: numbers of rows that batches are padded to, increasing; a
-      batch above the last one is split. On a mesh, multiples of its data axes.
+    prompt_buckets: prompt lengths, increasing, that the cache is made for: it
+      is as long as the longest prompt so far needs, and all rows attend to
+      that many entries.
+    row_buckets: numbers of rows that decoding computes, increasing. The last
+      is how many responses are decoded side by side; smaller ones save work
+      when few are left, at the price of other rounding. On a mesh, multiples
+      of its data axes.
+    prefill_tokens: numbers of prompt tokens that one call computes,
+      increasing, multiples of `prefill_block`.
+    prefill_block: prompts are computed in blocks of so many tokens.
+    chunk_steps: tokens decoded before ended rows are refilled.
+    top_k: how many of the likeliest tokens may be drawn; 0 for all.
+    top_p: the likeliest tokens that together have this probability may be
+      drawn; 1 for all. The log-probs recorded are those of what was sampled
+      from, while the learner scores all tokens: for evaluation, then.
+    min_p: tokens with this share of the likeliest one's probability may be
+      drawn; 0 for all.
+    admissible: (sequences, tokens) that a request may bind its response to at
+      most; (0, 0) where none does.
   """
 
   max_new_tokens: int
   prompt_buckets: tuple[int, ...]
   row_buckets: tuple[int, ...]
+  prefill_tokens: tuple[int, ...] = (128, 512)
+  prefill_block: int = 32
+  chunk_steps: int = 8
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  admissible: tuple[int, int] = (0, 0)
 
   def __post_init__(self):
-    if self.max_new_tokens < 1:
+    for name in ('max_new_tokens', 'prefill_block', 'chunk_steps'):
+      if getattr(self, name) < 1:
+        raise ValueError(
+            f'Sampler.{name} is {getattr(self, name)}; expected 1 or more'
+        )
+    for name in ('prompt_buckets', 'row_buckets', 'prefill_tokens'):
+      _check_buckets(name, getattr(self, name))
+    if any(n % self.prefill_block for n in self.prefill_tokens):
       raise ValueError(
-          f'Sampler.max_new_tokens is {self.max_new_tokens}; expected 1 or more'
+          f'Sampler.prefill_tokens is {self.prefill_tokens}; expected multiples'
+          f' of Sampler.prefill_block={self.prefill_block}'
       )
-    _check_buckets('prompt_buckets', self.prompt_buckets)
-    _check_buckets('row_buckets', self.row_buckets)
+    requests.check_filters(self, 'Sampler.')
+    if min(self.admissible) < 0:
+      raise ValueError(
+          f'Sampler.admissible is {self.admissible}; expected two counts'
+      )
 
   def bind(
       self, model: base.LanguageModel, stop_ids: Sequence[int]
@@ -64,9 +89,12 @@ class Sampler:
     """The sampler of `model`, whose responses end at any of `stop_ids`."""
     return BoundSampler(self, model, stop_ids)
 
-
-class NotFiniteError(RuntimeError):
-  """The policy makes nan or inf of a prompt; what it samples is noise."""
+  @property
+  def entries(self) -> tuple[int, ...]:
+    """Entries of the cache for each prompt bucket, multiples of 64."""
+    unit = int(np.lcm(64, self.prefill_block))
+    needed = [n + self.max_new_tokens - 1 for n in self.prompt_buckets]
+    return tuple(sorted({-(-n // unit) * unit for n in needed}))
 
 
 class BoundSampler:
@@ -74,8 +102,6 @@ class BoundSampler:
 
   Attributes:
     spec: buckets and limits.
-    compilations: programs traced so far; constant once warm.
-    decode_steps: decoding steps run so far, over all batches.
   """
 
   def __init__(
@@ -89,16 +115,72 @@ class BoundSampler:
     """
     _check_fits(spec, model.config, stop_ids)
     self.spec = spec
-    self.compilations = 0
-    self.decode_steps = 0
     self._model = model
-    self._stop_ids = np.asarray(sorted(stop_ids), np.int32)
-    self._program = jax.jit(self._sample)
-    self._decode_params = jax.jit(model.decode_params)
+    self._stop_ids = tuple(sorted(stop_ids))
+    self._counts: collections.Counter[str] = collections.Counter()
+
+  @property
+  def compilations(self) -> int:
+    """Programs traced so far; constant once the first engine is open.
+
+    Samplers with the same spec and model share their programs.
+    """
+    return self._compiled.compilations
+
+  @property
+  def decode_steps(self) -> int:
+    """Decoding steps run so far."""
+    return self._counts['decode_steps']
+
+  @property
+  def counts(self) -> dict[str, int]:
+    """What has been computed so far, and what was reused instead."""
+    return dict(self._counts)
 
   def prepare(self, params: base.Params) -> base.Params:
     """Parameters as `generate` is fastest with; make them once a policy."""
-    return self._decode_params(params)
+    return self._compiled.lay_out(params)
+
+  def open(self, params: base.Params) -> engine_lib.Engine:
+    """An engine that serves requests with these parameters, cache empty.
+
+    The first one compiles all there is to compile.
+    """
+    if not isinstance(params['layers'], tuple):
+      params = self.prepare(params)
+    self._compiled.warm_up(params)
+    return engine_lib.Engine(
+        self._compiled, params, self._stop_ids, self._counts
+    )
+
+  def request(
+      self,
+      prompt: np.ndarray,
+      key: Sequence[int],
+      temperature: float,
+      **changes: object,
+  ) -> Request:
+    """A request for the engine, checked, with what the spec says.
+
+    Args:
+      prompt: ids.
+      key: integers in 0..2**32-1 that name the response.
+      temperature: of sampling; 0 is greedy.
+      **changes: other fields of `Request`.
+
+    Raises:
+      ValueError: it does not fit into the cache, or makes no sense.
+    """
+    spec = self.spec
+    fields = dict(
+        max_new_tokens=spec.max_new_tokens,
+        top_k=spec.top_k,
+        top_p=spec.top_p,
+        min_p=spec.min_p,
+    )
+    request = Request(prompt, key, temperature, **(fields | changes))
+    requests.check(request, spec, self._stop_ids, self._model.config.vocab_size)
+    return request
 
   def generate(
       self,
@@ -108,9 +190,6 @@ class BoundSampler:
       temperature: float | np.ndarray,
   ) -> list[Completion]:
     """One response for each prompt, in order.
-
-    Rows are sorted by length before a batch is split, so a smaller last row
-    bucket saves padding.
 
     Args:
       params: parameters of the model, best from `prepare`.
@@ -124,77 +203,37 @@ class BoundSampler:
       NotFiniteError: the policy gives no probabilities.
     """
     rows = len(prompts)
-    row_keys_BK = _checked_keys(row_keys, rows)
+    keys_BK = _checked_keys(row_keys, rows)
     temperature_B = _checked_temperature(temperature, rows)
-    lengths = self._checked_lengths(prompts)
-    completions: list[Completion] = [None] * rows
-    order = np.argsort(lengths, kind='stable')
-    for start in range(0, rows, self.spec.row_buckets[-1]):
-      chosen = order[start : start + self.spec.row_buckets[-1]]
-      batch = self._pad(
-          [prompts[i] for i in chosen],
-          row_keys_BK[chosen],
-          temperature_B[chosen],
-      )
-      responses = jax.device_get(self._program(params, *batch))
-      _check_finite(responses.logprobs_BR)
-      self.decode_steps += int(responses.steps)
-      for row, index in enumerate(chosen):
-        completions[index] = self._completion(responses, row)
-    return completions
+    if empty := [i for i, prompt in enumerate(prompts) if not len(prompt)]:
+      raise ValueError(f'prompt {empty[0]} is empty')
+    wanted = [
+        self.request(prompt, key, temp)
+        for prompt, key, temp in zip(prompts, keys_BK, temperature_B)
+    ]
+    if not wanted:
+      return []
+    engine = self.open(params)
+    tickets = [engine.submit(request) for request in wanted]
+    found: dict[int, Completion] = {}
+    while engine.busy:
+      found |= dict(engine.step())
+    return [found[ticket] for ticket in tickets]
 
-  def _checked_lengths(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
-    lengths = np.asarray([len(prompt) for prompt in prompts], np.int64)
-    if lengths.size and lengths.min() < 1:
-      raise ValueError(f'prompt {int(lengths.argmin())} is empty')
-    if lengths.size and lengths.max() > self.spec.prompt_buckets[-1]:
-      raise ValueError(
-          f'a prompt has {lengths.max()} tokens, more than the last of '
-          f'Sampler.prompt_buckets={self.spec.prompt_buckets}; add a larger '
-          'bucket or lower Collector.max_prompt_tokens'
-      )
-    return lengths
-
-  def _pad(
-      self,
-      prompts: Sequence[np.ndarray],
-      row_keys_BK: np.ndarray,
-      temperature_B: np.ndarray,
-  ) -> tuple[np.ndarray, ...]:
-    """Left-pads prompts to a bucket and adds empty rows up to a bucket."""
-    rows = _bucket(self.spec.row_buckets, len(prompts))
-    length = _bucket(self.spec.prompt_buckets, max(map(len, prompts)))
-    tokens_BT = np.zeros((rows, length), np.int32)
-    length_B = np.zeros(rows, np.int32)
-    for row, prompt in enumerate(prompts):
-      tokens_BT[row, length - len(prompt) :] = prompt
-      length_B[row] = len(prompt)
-    extra = rows - len(prompts)
-    return (
-        tokens_BT,
-        length_B,
-        np.pad(row_keys_BK, ((0, extra), (0, 0))),
-        np.pad(temperature_B, (0, extra)),
+  @property
+  def _compiled(self) -> compiled_lib.Compiled:
+    spec = self.spec
+    return compiled_lib.shared(
+        jax.sharding.get_abstract_mesh(),
+        self._model,
+        self._stop_ids,
+        min(spec.chunk_steps, spec.max_new_tokens),
+        tuple(spec.row_buckets),
+        spec.entries,
+        tuple(n // spec.prefill_block for n in spec.prefill_tokens),
+        spec.prefill_block,
+        tuple(spec.admissible),
     )
-
-  def _completion(self, responses: decode.Responses, row: int) -> Completion:
-    length = int(responses.length_B[row])
-    # Copies, so that a record does not keep the whole batch alive.
-    ids = responses.ids_BR[row, :length].copy()
-    logprobs = responses.logprobs_BR[row, :length].copy()
-    ids.flags.writeable = logprobs.flags.writeable = False
-    stopped = ids[-1] in self._stop_ids
-    return Completion(ids, logprobs, types.STOP if stopped else types.LENGTH)
-
-  def _sample(self, params: base.Params, *batch: jax.Array) -> decode.Responses:
-    self.compilations += 1  # Runs when traced, that is once for each shape.
-    return decode.sample(
-        self._model, params, *batch, self._stop_ids, self.spec.max_new_tokens
-    )
-
-
-def _bucket(buckets: Sequence[int], size: int) -> int:
-  return next(bucket for bucket in buckets if bucket >= size)
 
 
 def _check_buckets(name: str, buckets: Sequence[int]) -> None:
@@ -225,16 +264,6 @@ def _check_fits(
     )
 
 
-def _check_finite(logprobs_BR: np.ndarray) -> None:
-  if not np.isfinite(logprobs_BR).all():
-    raise NotFiniteError(
-        'the log-probs of sampled tokens are not finite: the weights of the'
-        ' policy are broken, or training has diverged. Give a whole'
-        ' PolicySource.folder, or lower AdamW.learning_rate and start in'
-        ' another --run_dir'
-    )
-
-
 def _checked_keys(row_keys: np.ndarray, rows: int) -> np.ndarray:
   keys = np.asarray(row_keys)
   if keys.ndim != 2 or len(keys) != rows or keys.dtype.kind not in 'iu':
@@ -242,12 +271,7 @@ def _checked_keys(row_keys: np.ndarray, rows: int) -> np.ndarray:
         f'row_keys are {keys.dtype} of shape {keys.shape}; expected integers '
         f'of shape ({rows}, numbers a row)'
     )
-  if keys.size and (keys.min() < 0 or keys.max() >= 2**32):
-    raise ValueError(
-        f'row_keys lie in {keys.min()}..{keys.max()}; expected 0..2**32-1; '
-        'check the seed'
-    )
-  return keys.astype(np.uint32)
+  return keys
 
 
 def _checked_temperature(
@@ -258,9 +282,5 @@ def _checked_temperature(
     raise ValueError(
         f'temperature has shape {values.shape}; expected one number or '
         f'({rows},), one a row'
-    )
-  if not np.all(np.isfinite(values) & (values >= 0)):
-    raise ValueError(
-        f'temperature is {temperature}; expected 0 (greedy) or more'
     )
   return np.broadcast_to(values, (rows,))

@@ -378,3 +378,51 @@ def test_idle_workers_load_what_comes_next():
     assert answers == {s: play(tasks[s + 2], spec)[0] for s in (0, 1)}
     envs.prefetch([])
   envs.prefetch(tasks)  # Of a closed pool: nothing to do.
+
+
+def test_a_slow_slot_keeps_nobody_waiting():
+  """Acts are submitted and answers polled slot by slot."""
+  spec = toy.ToySpec(
+      kinds=('put',), faults=((1, 'hang_in_step'),), fault_step=1
+  )
+  tasks = [spec.split('train')[index] for index in range(3)]
+  fast = toy.solution(spec, tasks[0])
+  with make_pool(spec, slots=2) as envs:
+    assert envs.poll() == {}
+    envs.submit({0: tasks[0], 1: tasks[1]})
+    answers = {}
+    while len(answers) < 2:
+      answers |= envs.poll(TIMEOUT_S)
+    expected = play(tasks[0], spec)
+    assert answers[0] == expected[0]
+    envs.submit({1: 'look'})
+    for step in range(4):
+      envs.submit({0: fast[step]})
+      # The other one has not answered, and will not.
+      assert envs.poll(TIMEOUT_S) == {0: expected[step + 1]}
+    with pytest.raises(ValueError, match='slot 1 is busy: poll for its answer'):
+      envs.submit({1: 'look'})
+    # A call waits for its own slots, whatever else is under way.
+    assert list(envs.reset({0: tasks[2]})) == [0]
+    (failure,) = envs.poll(3 * TIMEOUT_S).values()
+    assert failure.kind == types.TIMEOUT
+
+
+def test_a_worker_that_is_to_be_recycled_answers_first():
+  with pool.EnvPool(SPEC, 2, 1, recycle_episodes=2) as envs:
+    pids = envs.worker_pids
+    answers = {}
+    envs.submit({0: TASKS[0], 1: TASKS[1]})
+    while len(answers) < 2:
+      answers |= envs.poll(1.0)
+    action = toy.solution(SPEC, TASKS[1])[0]
+    envs.submit({1: action})
+    envs.submit({0: TASKS[2]})
+    answers = {}
+    while len(answers) < 2:
+      answers |= envs.poll(1.0)
+    assert answers == {1: play(TASKS[1])[1], 0: play(TASKS[2])[0]}
+    assert envs.metrics['pool/recycled'] == 1 and envs.worker_pids != pids
+    # The episode that goes on was replayed in the new worker.
+    action = toy.solution(SPEC, TASKS[1])[1]
+    assert envs.step({1: action}) == {1: play(TASKS[1])[2]}

@@ -78,13 +78,14 @@ def test_134_games_in_16_slots_are_each_played_once_a_seed(
   reset_tasks = collections.Counter()
   with runtime.open_player(spec) as player:
     assert player.pool.num_slots == 16
-    reset = player.pool.reset
+    submit = player.pool.submit
 
-    def counted(tasks):
-      reset_tasks.update(task.index for task in tasks.values())
-      return reset(tasks)
+    def counted(acts):
+      tasks = [act for act in acts.values() if isinstance(act, types.Task)]
+      reset_tasks.update(task.index for task in tasks)
+      submit(acts)
 
-    monkeypatch.setattr(player.pool, 'reset', counted)
+    monkeypatch.setattr(player.pool, 'submit', counted)
     params = player.put(spec.policy.load(player.model))
     split = spec.env.split('valid')
     result = evaluate.evaluate(spec.evaluation, split, player.collector, params)

@@ -72,12 +72,10 @@ def test_the_sampler_gets_merged_weights():
   prepared = MODEL.decode_params(attached)
   plain = MODEL.decode_params(_params())
   assert jax.tree.structure(prepared) == jax.tree.structure(plain)
-  tokens_BT, positions_BT, segment_BT = _tokens()
+  tokens_BT, _, _ = _tokens()
   cache = MODEL.init_cache(2, 12)
-  extend = jax.jit(MODEL.extend, static_argnames='start')
-  hidden, _ = extend(
-      prepared, cache, tokens_BT, positions_BT, segment_BT > 0, start=0
-  )
+  starts_B = np.zeros(2, np.int32)
+  hidden, _ = jax.jit(MODEL.extend)(prepared, cache, tokens_BT, starts_B)
   got = MODEL.logits(prepared, hidden)
   np.testing.assert_allclose(got, _logits(attached), atol=1e-5)
 

@@ -53,11 +53,9 @@ def _hidden(model, params, tokens_BT, positions_BT, segment_ids_BT):
   )
 
 
-def _extend(model, params, cache, tokens_BT, positions_BT, valid_BT, start):
-  """`extend` under jit, with an int `start` static as callers have it."""
-  static = (0, 6) if isinstance(start, int) else (0,)
-  run = jax.jit(type(model).extend, static_argnums=static)
-  return run(model, params, cache, tokens_BT, positions_BT, valid_BT, start)
+def _extend(model, params, cache, tokens_NC, start_N, row_N=None):
+  run = jax.jit(type(model).extend, static_argnums=0)
+  return run(model, params, cache, tokens_NC, np.asarray(start_N), row_N)
 
 
 def _close(actual, expected, tolerance=_TOLERANCE):
@@ -154,95 +152,73 @@ def test_gradient_is_that_of_finite_differences(model, params):
 @pytest.mark.parametrize('decode_layout', [False, True])
 def test_cached_decoding_equals_the_full_forward(model, params, decode_layout):
   rows = [list(range(1, 11)), list(range(40, 47))]
-  tokens, positions, valid = _rows(*rows, length=10, left=True)
+  tokens, positions, valid = _rows(*rows, length=10, left=False)
   full = _hidden(model, params, tokens, positions, valid)
   given = model.decode_params(params) if decode_layout else params
-  cut = 6
+  cut = np.array([6, 3])
+  # The row with the shorter start goes first; its padding is overwritten.
   head, cache = _extend(
       model,
       given,
       model.init_cache(2, 10),
-      tokens[:, :cut],
-      positions[:, :cut],
-      valid[:, :cut],
-      0,
+      np.where(np.arange(6) < cut[:, None], tokens[:, :6], 77)[::-1],
+      [0, 0],
+      np.array([1, 0]),
   )
-  outs = [head]
-  for t in range(cut, 10):
+  head = head[::-1]
+  for b in (0, 1):
+    _close(head[b, : cut[b]], full[b, : cut[b]])
+  for step in range(4):
+    place = cut + step
     out, cache = _extend(
-        model,
-        given,
-        cache,
-        tokens[:, t : t + 1],
-        positions[:, t : t + 1],
-        valid[:, t : t + 1],
-        jnp.int32(t),
+        model, given, cache, tokens[np.arange(2), place][:, None], place
     )
-    outs.append(out)
-  cached = jnp.concatenate(outs, axis=1)
-  _close(cached[valid], full[valid])
-  np.testing.assert_array_equal(cache.valid_BS, valid)
+    _close(out[:, 0], full[np.arange(2), place])
 
 
-def test_a_prompt_in_two_pieces_equals_one(model, params):
-  tokens, positions, valid = _rows(list(range(1, 11)), length=10, left=True)
-  run = lambda cache, span, start: _extend(
+def test_blocks_of_one_row_see_each_other(model, params):
+  tokens, positions, valid = _rows(list(range(1, 13)), length=12, left=False)
+  full = _hidden(model, params, tokens, positions, valid)
+  pieces = np.stack([tokens[0, i : i + 4] for i in (0, 4, 8, 8)])
+  # The last one twice, as calls are filled up.
+  out, cache = _extend(
       model,
       params,
-      cache,
-      tokens[:, span],
-      positions[:, span],
-      valid[:, span],
-      start,
+      model.init_cache(3, 16),
+      pieces,
+      [0, 4, 8, 8],
+      np.array([2, 2, 2, 2]),
   )
-  whole, _ = run(model.init_cache(1, 16), slice(0, 10), 0)
-  first, cache = run(model.init_cache(1, 16), slice(0, 4), 0)
-  second, _ = run(cache, slice(4, 10), jnp.int32(4))
-  _close(jnp.concatenate([first, second], axis=1), whole, 2e-6)
+  _close(out[:3].reshape(1, 12, -1), full)
+  np.testing.assert_array_equal(out[2], out[3])
+  for layer in (*cache.k, *cache.v):
+    assert not layer[:2].any() and layer[2].any()
 
 
-def test_dead_rows_leave_live_ones_alone(model, params):
-  tokens, positions, valid = _rows([5, 6, 7], [8, 9, 10], length=3, left=True)
-  _, cache = _extend(
-      model, params, model.init_cache(2, 4), tokens, positions, valid, 0
-  )
-  step = lambda live: _extend(
+def test_a_longer_cache_and_other_rows_change_no_bit(model, params):
+  tokens = np.arange(1, 9)[None]
+  run = lambda entries, rows, row: _extend(
       model,
       params,
-      cache,
-      np.array([[4], [4]]),
-      np.array([[3], [3]]),
-      np.array([[True], [live]]),
-      jnp.int32(3),
-  )[0]
-  np.testing.assert_array_equal(step(True)[0], step(False)[0])
-  assert np.isfinite(step(False)).all()
+      model.init_cache(4, entries),
+      np.concatenate([tokens] + [tokens + 7] * (rows - 1)),
+      [0] * rows,
+      np.arange(rows)[::-1] if row else None,
+  )[0][0]
+  want = run(64, 4, None)
+  np.testing.assert_array_equal(run(64, 4, True), want)
+  np.testing.assert_array_equal(run(128, 4, None), want)
+  _close(run(64, 1, None), want, 2e-6)
 
 
-def test_a_write_past_the_cache_is_refused(model, params):
-  tokens, positions, valid = _rows([5, 6, 7], length=3, left=True)
-  cache = model.init_cache(1, 4)
-  with pytest.raises(ValueError, match='writes 3 tokens from cache entry 2'):
-    _extend(model, params, cache, tokens, positions, valid, 2)
-  with pytest.raises(ValueError, match='cache has 2 entries.*init_cache'):
-    _extend(
-        model,
-        params,
-        model.init_cache(1, 2),
-        tokens,
-        positions,
-        valid,
-        jnp.int32(0),
-    )
-  # Where only the running program knows: loud, never a silent overwrite.
-  fits, _ = _extend(
-      model, params, cache, tokens, positions, valid, jnp.int32(1)
-  )
-  past, _ = _extend(
-      model, params, cache, tokens, positions, valid, jnp.int32(2)
-  )
+def test_a_write_past_the_cache_is_dropped_and_loud(model, params):
+  tokens = np.array([[5, 6, 7]])
+  cache = model.init_cache(2, 4)
+  fits, _ = _extend(model, params, cache, tokens, [1])
+  past, written = _extend(model, params, cache, tokens, [2])
   assert np.isfinite(fits).all()
-  assert np.isnan(past).all()
+  assert np.isfinite(past[:, :2]).all() and np.isnan(past[:, 2:]).all()
+  assert not written.v[0][0, :, :2].any() and not written.v[0][1].any()
 
 
 def test_bfloat16_compute_stays_near_float32(model, params):
@@ -255,9 +231,7 @@ def test_bfloat16_compute_stays_near_float32(model, params):
   assert logits.dtype == jnp.float32
   expected = model.logits(params, _hidden(model, *args))
   assert np.abs(logits - expected).mean() < 0.05
-  cached, _ = _extend(
-      half, params, half.init_cache(1, 10), tokens, positions, valid, 0
-  )
+  cached, _ = _extend(half, params, half.init_cache(1, 10), tokens, [0])
   assert np.abs(cached - out).astype(np.float32).mean() < 0.02
 
 

@@ -1,6 +1,7 @@
 """Collecting episodes of the toy game."""
 
 import dataclasses
+import random
 
 import jax
 import numpy as np
@@ -28,18 +29,29 @@ class _LocalPool:
     self.busiest = 0
     self.resets = []
     self._workers = num_workers
+    self._answers = {}
+    self._steps = set()
     self._envs = [spec.make() for _ in range(num_slots)]
 
   def worker_of(self, slot):
     return slot % self._workers
 
-  def reset(self, tasks):
-    self.resets.append(tasks)
-    return {s: self._ask(self._envs[s].reset, t) for s, t in tasks.items()}
+  def submit(self, acts):
+    tasks = {s: a for s, a in acts.items() if isinstance(a, types.Task)}
+    if tasks:
+      self.resets.append(tasks)
+    self._steps |= acts.keys() - tasks.keys()
+    self.busiest = max(self.busiest, len(self._steps))
+    for slot, act in acts.items():
+      env = self._envs[slot]
+      self._answers[slot] = self._ask(
+          env.reset if slot in tasks else env.step, act
+      )
 
-  def step(self, actions):
-    self.busiest = max(self.busiest, len(actions))
-    return {s: self._ask(self._envs[s].step, a) for s, a in actions.items()}
+  def poll(self, timeout_s=0.0):
+    del timeout_s
+    answers, self._answers, self._steps = self._answers, {}, set()
+    return answers
 
   def _ask(self, act, argument):
     try:
@@ -51,15 +63,19 @@ class _LocalPool:
 class _CharTokenizer:
   """One id a character, from 1."""
 
+  stop_ids = (_STOP,)
+
   def chat(self, text):
     return [ord(c) - 9 for c in text]
+
+  encode = chat
 
   def decode(self, ids):
     return ''.join(chr(i + 9) for i in ids if i != _STOP)
 
 
 class _Scripted:
-  """In place of a sampler: responses by (group's task, steps taken)."""
+  """In place of a sampler and its engine: responses by what the key names."""
 
   spec = sampler_lib.Sampler(200, (2000,), (64,))
 
@@ -68,13 +84,30 @@ class _Scripted:
     self.prompts = []
     self.keys = []
 
-  def prepare(self, params):
-    return params
+  busy = property(lambda self: bool(self._asked))
 
-  def generate(self, params, prompts, row_keys, temperature):
-    self.prompts += list(prompts)
-    self.keys += [tuple(map(int, key)) for key in row_keys]
-    return [self._complete(map(int, key)) for key in row_keys]
+  def open(self, params):
+    self._asked = []
+    return self
+
+  def request(self, prompt, key, temperature, **unused_changes):
+    self.prompts.append(prompt)
+    self.keys.append(tuple(map(int, key)))
+    return self.keys[-1]
+
+  def submit(self, key):
+    self._asked.append(key)
+    return key
+
+  def dispatch(self):
+    pass
+
+  def collect(self):
+    asked, self._asked = self._asked, []
+    return [(key, self._complete(key)) for key in asked]
+
+  def release(self, session):
+    pass
 
   def _complete(self, key):
     _, _, task, trajectory, step = key
@@ -83,7 +116,8 @@ class _Scripted:
     ids = _CharTokenizer().chat(text.removesuffix('...'))
     ids = np.asarray(ids if cut else [*ids, _STOP], np.int32)
     reason = types.LENGTH if cut else types.STOP
-    return sampler_lib.Completion(ids, np.full(ids.size, -1.0), reason)
+    logprobs = np.full(ids.size, -1.0)
+    return sampler_lib.Completion(ids, logprobs, reason, logprobs)
 
 
 def _say(action):
@@ -310,6 +344,44 @@ def test_a_replay_that_leads_elsewhere_is_refused():
     collector.collect(None, _tasks(spec, 0), 1, 5, 7, 1.0, openings=[[wrong]])
 
 
+class _SlowPool(_LocalPool):
+  """Answers in an order of its own, a part of them at a time."""
+
+  def poll(self, timeout_s=0.0):
+    answers = super().poll()
+    slots = list(answers)
+    self._random.shuffle(slots)
+    # Whoever has nothing else to do gets one at least.
+    most = self._random.randint(bool(timeout_s), len(slots)) if slots else 0
+    for slot in slots[most:]:
+      self._answers[slot] = answers[slot]
+    return {slot: answers[slot] for slot in slots[:most]}
+
+  def __init__(self, *args, seed, **kwargs):
+    super().__init__(*args, **kwargs)
+    self._random = random.Random(seed)
+
+
+def test_an_error_leaves_no_answer_for_the_next_call():
+  spec = toy.ToySpec(kinds=('put',), max_steps=6)
+  script = lambda task, trajectory, step: _say('look')
+  tasks = _tasks(spec, 0, 1, 2, 3)
+  played, _, _ = _collect(script, spec, 4, tasks)
+  wrong = dataclasses.replace(played[2].steps[0], next_state_key='elsewhere')
+  pool = _SlowPool(spec, 4, seed=0)
+  bound = collector_lib.Collector(2, 2000, prompt_lib.AlfworldPrompt()).bind(
+      pool, _CharTokenizer(), _Scripted(script)
+  )
+  with pytest.raises(episode_lib.ReplayError):
+    bound.collect(None, tasks, 1, 5, 7, 1.0, [[], [], [wrong], []])
+  assert pool.poll(1.0) == {}
+  again = bound.collect(None, tasks, 1, 5, 7, 1.0)
+  for a, b in zip(again, played, strict=True):
+    assert [s.next_state_key for s in a.steps] == [
+        s.next_state_key for s in b.steps
+    ]
+
+
 def test_nothing_to_play():
   trajectories, _, _ = _collect(None, toy.ToySpec(), 2, [])
   assert trajectories == []
@@ -357,15 +429,51 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
   narrow = play(_LocalPool(spec, 2))
   with pool_lib.EnvPool(spec, num_slots=4, num_workers=1) as pool:
     pooled = play(pool)
-  for other in (narrow, pooled):
+  # Answers that come late, one by one and in any order.
+  late = [play(_SlowPool(spec, 5, seed=seed)) for seed in (0, 1)]
+  for other in (narrow, pooled, *late):
     for a, b in zip(wide, other, strict=True):
       assert [s.action for s in a.steps] == [s.action for s in b.steps]
       for s, t in zip(a.steps, b.steps, strict=True):
         np.testing.assert_array_equal(s.prompt_ids, t.prompt_ids)
         np.testing.assert_array_equal(s.response_ids, t.response_ids)
-  assert sampler.compilations == 1
+        np.testing.assert_array_equal(s.sampler_logprobs, t.sampler_logprobs)
+  # The cache, two sizes of prefill, copying, decoding.
+  assert sampler.compilations == 5
   # Members of a group differ, although task and prompt are the same.
   assert [s.action for s in wide[0].steps] != [s.action for s in wide[1].steps]
+
+
+def test_responses_can_be_bound_to_the_admissible_actions():
+  model = qwen2.Qwen2(
+      base.ModelConfig(
+          vocab_size=128,
+          hidden_size=16,
+          intermediate_size=16,
+          num_layers=1,
+          num_heads=2,
+          num_kv_heads=1,
+          head_dim=8,
+          tie_word_embeddings=True,
+          max_position_embeddings=512,
+      )
+  )
+  spec = toy.ToySpec(kinds=('put',), max_steps=3)
+  sampler = sampler_lib.Sampler(
+      60, (400,), (4,), (128,), admissible=(12, 60)
+  ).bind(model, (_STOP,))
+  prompt = prompt_lib.CompactPrompt()
+  answer = '<think></think><action>{}</action>'
+  collector = collector_lib.Collector(2, 400, prompt, answer=answer)
+  played = collector.bind(_LocalPool(spec, 4), _CharTokenizer(), sampler)
+  found = played.collect(
+      model.init(jax.random.key(0)), _tasks(spec, 0, 1), 4, 0, 0, 1.0
+  )
+  steps = [step for trajectory in found for step in trajectory.steps]
+  assert len(steps) == 24
+  assert all(s.action_valid and s.action_admissible for s in steps)
+  assert {s.finish_reason for s in steps} == {types.STOP}
+  assert len({s.action for s in steps}) > 3
 
 
 @pytest.mark.parametrize(
@@ -374,6 +482,7 @@ def test_episodes_do_not_depend_on_how_many_run_side_by_side():
         (dict(history_length=-1), 'history_length is -1 .* at least 0 and 1'),
         (dict(max_prompt_tokens=0), 'max_prompt_tokens 0; expected at least'),
         (dict(parser='json'), r"parser is 'json'; expected one of \['appwor"),
+        (dict(answer='no place'), "answer is 'no place'; expected {} in it"),
         (dict(max_prompt_tokens=2001), 'buckets, 2000; set it to 2000 or add'),
     ],
 )

@@ -1,6 +1,7 @@
 """The sampler against full forwards of a tiny random model."""
 
 import collections
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -132,9 +133,9 @@ def test_a_row_does_not_depend_on_batch_or_padding(params, prompts, sampler):
 
 def test_tokens_follow_the_keys(params, prompts, sampler):
   same = [prompts[1]] * 8
-  first = sampler.generate(params, same, _keys(8), 1.7)
-  again = sampler.generate(params, same, _keys(8), 1.7)
-  other = sampler.generate(params, same, _keys(8, seed=1), 1.7)
+  first = sampler.generate(params, same, _keys(8, seed=2), 1.7)
+  again = sampler.generate(params, same, _keys(8, seed=2), 1.7)
+  other = sampler.generate(params, same, _keys(8, seed=3), 1.7)
   texts = [tuple(c.ids) for c in first]
   assert texts == [tuple(c.ids) for c in again]
   assert len(set(texts)) == 8 and set(texts).isdisjoint(
@@ -165,13 +166,25 @@ def test_decoding_stops_when_every_row_has(params, prompts):
 
 
 def test_no_compilation_after_warm_up(params):
-  sampler = _sampler(2, (4, 8), (3,))
+  longer = dataclasses.replace(_MODEL.config, max_position_embeddings=96)
+  sampler = sampler_lib.Sampler(2, (4, 70), (3,)).bind(
+      dataclasses.replace(_MODEL, config=longer), _STOPS
+  )
   rng = np.random.default_rng(1)
-  for _ in range(12):
-    lengths = rng.integers(1, 9, rng.integers(1, 11))
+  events = []
+  listen = lambda name, *unused, **kwargs: events.append(name)
+  for i in range(8):
+    lengths = rng.integers(1, 62, rng.integers(1, 11))
     prompts = [np.full(n, 9, np.int32) for n in lengths]
     sampler.generate(params, prompts, _keys(len(prompts)), 1.0)
-  assert sampler.compilations == 2
+    if not i:
+      # In each of two lengths of cache: making it, two sizes of prefill,
+      # copying, decoding; and growing from the one to the other.
+      assert sampler.compilations == 2 * 5 + 1
+      jax.monitoring.register_event_duration_secs_listener(listen)
+  jax.monitoring.unregister_event_duration_listener(listen)
+  assert sampler.compilations == 2 * 5 + 1
+  assert not [name for name in events if 'compile' in name]
 
 
 def test_completions_cannot_be_changed(params, prompts, sampler):

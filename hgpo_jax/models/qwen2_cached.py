@@ -1,0 +1,223 @@
+"""Qwen2 with a cache of keys and values: what prefill and decoding run.
+
+The arithmetic is that of `qwen2`; the layout is another. Projections that read
+the same input are one product, layers are apart, and a cache row holds token
+`i` of its sequence in entry `i`, so that rows of different lengths decode side
+by side and one sequence can go on where another left off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from hgpo_jax import sharding
+from hgpo_jax.models import base
+from hgpo_jax.models import layers
+from hgpo_jax.models import lora
+
+# Masked scores; finite, so that a row without a single key stays finite too.
+_MASKED = -1e30
+# Numbers of entries are multiples of this.
+_UNIT = 64
+
+
+def decode_params(
+    params: base.Params, config: base.ModelConfig, dtype: Any
+) -> base.Params:
+  """Parameters for `extend`: adapters merged, projections fused, layers apart.
+
+  The query heads of each key/value head stand before its key and its value,
+  [D, K, H / K + 2, h], so that splitting key/value heads over devices splits
+  all three alike.
+  """
+  if isinstance(params['layers'], tuple):
+    return params
+  params = jax.tree.map(lambda p: p.astype(dtype), lora.merge(params))
+  attention, mlp = (params['layers'][name] for name in ('attention', 'mlp'))
+  stacked = {
+      'attention_norm': params['layers']['attention_norm'],
+      'mlp_norm': params['layers']['mlp_norm'],
+      'qkv': {
+          leaf: _by_kv_head(attention, leaf, config)
+          for leaf in ('kernel', 'bias')
+      },
+      'o': attention['o'],
+      'gate_up': jnp.stack([mlp['gate']['kernel'], mlp['up']['kernel']], 2),
+      'down': mlp['down'],
+  }
+  apart = tuple(
+      jax.tree.map(lambda p, i=i: p[i], stacked)
+      for i in range(config.num_layers)
+  )
+  return params | {'layers': apart}
+
+
+def init_cache(
+    config: base.ModelConfig, rows: int, entries: int, dtype: Any
+) -> base.KVCache:
+  """A cache of zeros."""
+  shape = rows, config.num_kv_heads, config.head_dim, entries
+  keys = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
+  values = tuple(jnp.zeros_like(k.swapaxes(2, 3)) for k in keys)
+  return constrain(base.KVCache(keys, values))
+
+
+def constrain(cache: base.KVCache) -> base.KVCache:
+  """Pins rows and heads to the axes of the mesh that split them."""
+  pin = lambda x: sharding.constrain(x, 'batch', 'kv_heads', None, None)
+  return jax.tree.map(pin, cache)
+
+
+def extend(
+    params: base.Params,
+    config: base.ModelConfig,
+    dtype: Any,
+    cache: base.KVCache,
+    tokens_NC: jax.Array,
+    start_N: jax.Array,
+    row_N: jax.Array | None,
+) -> tuple[jax.Array, base.KVCache]:
+  """See `base.LanguageModel.extend`."""
+  place_NC = start_N[:, None] + jnp.arange(tokens_NC.shape[1])
+  entries = cache.v[0].shape[2]
+  mask_NCA = jnp.arange(entries) <= place_NC[:, :, None]
+  rotary = layers.rotary_angles(config, place_NC)
+  x_NCD = params['embed']['embedding'][tokens_NC].astype(dtype)
+  keys, values = [], []
+  for layer, k, v in zip(params['layers'], cache.k, cache.v, strict=True):
+    normed = layers.rms_norm(
+        x_NCD, layer['attention_norm']['scale'], config.rms_norm_eps
+    )
+    q, k_new, v_new = _project(layer['qkv'], config, normed, rotary)
+    rows_N = jnp.arange(len(start_N)) if row_N is None else row_N
+    k = k.at[rows_N[:, None], :, :, place_NC].set(k_new, mode='drop')
+    v = v.at[rows_N[:, None], :, place_NC].set(v_new, mode='drop')
+    keys.append(k)
+    values.append(v)
+    if row_N is None:
+      out = _attend(q, k[: len(q)], v[: len(q)], mask_NCA)
+    else:
+      out = _attend_to_rows(q, k, v, row_N, mask_NCA)
+    x_NCD = x_NCD + _dot('nci,id->ncd', out, layer['o']['kernel'])
+    x_NCD = _constrain(x_NCD + _mlp(layer, config, x_NCD))
+  hidden = layers.rms_norm(
+      x_NCD, params['final_norm']['scale'], config.rms_norm_eps
+  )
+  # A write past the end is dropped: loud, never over other entries.
+  inside_NC1 = place_NC[:, :, None] < entries
+  hidden = jnp.where(inside_NC1, hidden, jnp.nan)
+  return hidden, constrain(base.KVCache(tuple(keys), tuple(values)))
+
+
+def _by_kv_head(
+    attention: Mapping[str, Mapping[str, jax.Array]],
+    leaf: str,
+    config: base.ModelConfig,
+) -> jax.Array:
+  """q, k and v side by side for each key/value head."""
+  parts = [
+      x.reshape(*x.shape[:-1], config.num_kv_heads, -1, config.head_dim)
+      for x in (attention[name][leaf] for name in 'qkv')
+  ]
+  return jnp.concatenate(parts, axis=-2)
+
+
+def _project(
+    qkv: Mapping[str, jax.Array],
+    config: base.ModelConfig,
+    x_NCD: jax.Array,
+    rotary: tuple[jax.Array, jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Rotated queries [N, C, K, G, h] and keys, and values, [N, C, K, h]."""
+  y = _dot('ncd,dkgh->nckgh', x_NCD, qkv['kernel']) + qkv['bias']
+  rotated = layers.rotate(
+      y[..., :-1, :].reshape(*y.shape[:2], -1, config.head_dim), rotary
+  ).reshape(*y.shape[:3], -1, config.head_dim)
+  return rotated[..., :-1, :], rotated[..., -1, :], y[..., -1, :]
+
+
+def _mlp(
+    layer: base.Params, config: base.ModelConfig, x_NCD: jax.Array
+) -> jax.Array:
+  normed = layers.rms_norm(
+      x_NCD, layer['mlp_norm']['scale'], config.rms_norm_eps
+  )
+  both = _dot('ncd,dif->ncif', normed, layer['gate_up'])
+  inner = jax.nn.silu(both[..., 0, :]) * both[..., 1, :]
+  return _dot('ncf,fd->ncd', inner, layer['down']['kernel'])
+
+
+def _attend_to_rows(
+    q_NCKGh: jax.Array,
+    k_SKhA: jax.Array,
+    v_SKAh: jax.Array,
+    row_N: jax.Array,
+    mask_NCA: jax.Array,
+) -> jax.Array:
+  """`_attend` of blocks to their rows; to half the entries if that is enough.
+
+  Early blocks of prompts see few entries, and are many.
+  """
+  entries = k_SKhA.shape[3]
+  half = -(-entries // 2 // _UNIT) * _UNIT
+
+  def attend(count):
+    k, v = k_SKhA[..., :count], v_SKAh[:, :, :count]
+    return _attend(q_NCKGh, k[row_N], v[row_N], mask_NCA[..., :count])
+
+  if half >= entries:
+    return attend(entries)
+  beyond = mask_NCA[:, :, half].any()
+  return jax.lax.cond(beyond, lambda: attend(entries), lambda: attend(half))
+
+
+def _attend(
+    q_NCKGh: jax.Array,
+    k_NKhA: jax.Array,
+    v_NKAh: jax.Array,
+    mask_NCA: jax.Array,
+) -> jax.Array:
+  """Grouped-query attention, softmax in float32; returns [N, C, H * h].
+
+  What is masked gets a weight of exactly 0, and sums run over entries in their
+  order: a longer cache gives the same result, bit by bit on CPU.
+  """
+  blocks, length, kv_heads, groups, head_dim = q_NCKGh.shape
+  q = q_NCKGh.transpose(0, 2, 3, 1, 4).reshape(
+      blocks, kv_heads, groups * length, head_dim
+  )
+  scores = _dot('nkqh,nkha->nkqa', q, k_NKhA, jnp.float32) * head_dim**-0.5
+  scores = scores.reshape(blocks, kv_heads, groups, length, -1)
+  scores = jnp.where(mask_NCA[:, None, None], scores, _MASKED)
+  weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+  total = weights.sum(axis=-1)
+  out = _dot(
+      'nkqa,nkah->nkqh',
+      weights.astype(v_NKAh.dtype).reshape(*q.shape[:3], -1),
+      v_NKAh,
+      jnp.float32,
+  ).reshape(*total.shape, head_dim)
+  out = (out / total[..., None]).astype(q_NCKGh.dtype)
+  return out.transpose(0, 3, 1, 2, 4).reshape(blocks, length, -1)
+
+
+def _dot(
+    equation: str, x: jax.Array, y: jax.Array, out: Any = None
+) -> jax.Array:
+  # Accelerators multiply float32 in fewer bits unless told otherwise.
+  exact = x.dtype == jnp.float32
+  return jnp.einsum(
+      equation,
+      x,
+      y,
+      precision=jax.lax.Precision.HIGHEST if exact else None,
+      preferred_element_type=out or x.dtype,
+  )
+
+
+def _constrain(x_NCD: jax.Array) -> jax.Array:
+  return sharding.constrain(x_NCD, 'batch', 'sequence', 'activation')

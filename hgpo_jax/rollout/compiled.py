@@ -1,0 +1,112 @@
+"""The engine's programs, compiled for a fixed list of shapes, all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+import functools
+import itertools
+from typing import Any
+
+import jax
+import numpy as np
+
+from hgpo_jax.models import base
+from hgpo_jax.rollout import programs
+from hgpo_jax.rollout import requests
+
+# Rows that one copy computes, at most.
+_COPIED = 8
+
+
+@functools.lru_cache(maxsize=16)
+def shared(mesh: object, *args: object) -> Compiled:
+  """The one `Compiled` of these arguments, on a mesh, in this process."""
+  del mesh  # Part of the key: what is compiled for one mesh serves no other.
+  return Compiled(*args)
+
+
+class Compiled:
+  """Programs of one model; every call uses up the cache that it is given.
+
+  Attributes:
+    rows: numbers of rows that decoding computes, increasing; the last is the
+      number of rows of the cache.
+    entries: numbers of entries that the cache may have, increasing.
+    blocks: numbers of blocks that prefill computes, increasing.
+    block: tokens of a block.
+    copied: rows that one copy computes.
+    admissible: (sequences, tokens) that a row is bound to at most; (0, 0)
+      where rows are not bound.
+    compilations: programs traced so far.
+  """
+
+  def __init__(
+      self,
+      model: base.LanguageModel,
+      stop_ids: tuple[int, ...],
+      steps: int,
+      rows: tuple[int, ...],
+      entries: tuple[int, ...],
+      blocks: tuple[int, ...],
+      block: int,
+      admissible: tuple[int, int],
+  ):
+    """`steps` is how many tokens a chunk of decoding has at most."""
+    self.rows = rows
+    self.entries = entries
+    self.blocks = blocks
+    self.block = block
+    self.copied = min(_COPIED, self.rows[-1])
+    self.admissible = admissible
+    self.compilations = 0
+    self._warm = False
+    static = dict(stop_ids=np.asarray(stop_ids, np.int32), steps=steps)
+    empty = lambda entries: model.init_cache(self.rows[-1], entries)
+    self.lay_out = jax.jit(model.decode_params)
+    self.init_cache = self._jit(empty, static_argnums=0)
+    self.grow = self._jit(programs.grow, static_argnums=1)
+    self.copy = self._jit(programs.copy, donate_argnums=0)
+    self.prefill = self._jit(
+        functools.partial(programs.prefill, model), donate_argnums=1
+    )
+    self.decode = self._jit(
+        functools.partial(programs.decode, model, **static), donate_argnums=1
+    )
+
+  def warm_up(self, params: base.Params) -> None:
+    """Compiles everything; from then on, to compile is an error.
+
+    Args:
+      params: from `lay_out`.
+    """
+    if self._warm:
+      return
+    for entries in self.entries:
+      cache = self.init_cache(entries)
+      for count in self.blocks:
+        zeros_N = np.zeros(count, np.int32)
+        tokens_NC = np.zeros((count, self.block), np.int32)
+        cache = self.prefill(params, cache, tokens_NC, zeros_N, zeros_N)
+      zeros_R = np.zeros(self.copied, np.int32)
+      cache = self.copy(cache, zeros_R, zeros_R)
+      for count in self.rows:
+        rows = requests.empty_rows(count, self.admissible)
+        cache, _ = self.decode(params, cache, rows)
+    for first, second in itertools.combinations(self.entries, 2):
+      self.grow(self.init_cache(first), second)
+    self._warm = True
+
+  def _jit(self, function: Callable[..., Any], **kwargs: Any) -> Any:
+    @functools.wraps(function)
+    def counted(*args):
+      # Runs when traced, that is once for each shape.
+      if self._warm:
+        name = getattr(function, 'func', function).__name__
+        raise RuntimeError(
+            f'{name} met a shape that warm_up had not compiled; what calls it'
+            ' must keep to the rows, entries and blocks of this object'
+        )
+      self.compilations += 1
+      return function(*args)
+
+    return jax.jit(counted, **kwargs)
