@@ -24,11 +24,9 @@ from hgpo_jax import types
 from hgpo_jax.envs import base
 from hgpo_jax.envs import ledger
 from hgpo_jax.envs import pool
-from hgpo_jax.envs import ray_host
-from hgpo_jax.envs import worker
+from hgpo_jax.envs import ray_node
 
 _CLOSE_SECONDS = 5.0
-_LONGEST_SECONDS = 1e6  # Ray counts in milliseconds that have to fit an int.
 # Counted once more by the books of this pool, which see lost actors too.
 _OWN_COUNTS = ('pool/timeouts', 'pool/env_errors')
 
@@ -41,32 +39,6 @@ def check() -> None:
         " ray; install it with pip install 'hgpo-jax[ray]', or set"
         ' Workers.ray_nodes = 0'
     )
-
-
-class _Node:
-  """This side of an actor.
-
-  Attributes:
-    slots: those that live there; slot `i` of its own pool is `slots[i]`.
-    workers: number of its worker processes.
-    actor: its handle.
-    opening: answers when the actor is ready; None once it is.
-    outbox: acts by local slot that it was not sent yet.
-    under_way: the answer of its call, to come; None when it has none.
-    late: `time.monotonic()` from when on that answer is no longer expected.
-    metrics: of its pool, as last told; so are `pids`, of its workers.
-  """
-
-  def __init__(self, slots: range, num_workers: int):
-    self.slots = slots
-    self.workers = min(num_workers, len(slots))
-    self.actor: Any = None
-    self.opening: Any = None
-    self.outbox: dict[int, types.Task | str] = {}
-    self.under_way: Any = None
-    self.late = 0.0
-    self.metrics: types.Metrics = {}
-    self.pids: tuple[int | None, ...] = (None,) * self.workers
 
 
 class RayPool:
@@ -109,20 +81,21 @@ class RayPool:
 
     self._ray = ray
     self.num_slots = num_slots
-    self._spec = spec
     self._ledger = ledger.Ledger(num_slots)
     self._past = collections.Counter({'pool/nodes_lost': 0})
     count = min(num_nodes, num_slots)
     parts = [range(index, num_slots, count) for index in range(count)]
-    self._nodes = [_Node(part, num_workers) for part in parts]
+    self._nodes = [
+        ray_node.Node(part, num_workers, spec, self._limits) for part in parts
+    ]
     self._closed = False
     self._connected = _connect(ray)
     atexit.register(self.close)
     try:
       for node in self._nodes:
-        self._start(node)
+        node.start()
       for index, node in enumerate(self._nodes):
-        if why := self._ready(node):
+        if why := node.ready():
           raise pool.EnvStartError(f'Ray node {index}: {why}')
     except BaseException:
       self.close()
@@ -223,39 +196,11 @@ class RayPool:
     before = sum(node.workers for node in self._nodes[:index])
     return before + local % self._nodes[index].workers
 
-  def _start(self, node: _Node) -> None:
-    """Asks for an actor; returns before there is one."""
-    host = self._ray.remote(ray_host.Host).options(
-        num_cpus=node.workers, scheduling_strategy='SPREAD'
-    )
-    node.actor = host.remote()
-    node.metrics, node.pids = {}, (None,) * node.workers
-    node.outbox, node.under_way = {}, None
-    node.opening = node.actor.open.remote(
-        self._spec, len(node.slots), node.workers, **self._limits
-    )
-
-  def _ready(self, node: _Node) -> str:
-    """Waits until an actor is ready; why it is not, '' if it is."""
-    seconds = min(self._limits['start_timeout_s'], _LONGEST_SECONDS)
-    try:
-      _, node.metrics, node.pids = self._ray.get(node.opening, timeout=seconds)
-    except self._ray.exceptions.GetTimeoutError:
-      return (
-          f'no actor with {node.workers} CPUs and {len(node.slots)} envs within'
-          f' start_timeout_s={seconds:g}; the cluster has'
-          f' {self._ray.cluster_resources().get("CPU", 0):g} CPUs'
-      )
-    except self._ray.exceptions.RayError as error:
-      return _reason(error)
-    node.opening = None
-    return ''
-
   def _call(self, acts: Mapping[int, types.Task | str]) -> pool.Answers:
     self.submit(acts)
     with self._closing():
       while self._ledger.waiting(acts):
-        self._serve(_LONGEST_SECONDS)
+        self._serve(ray_node.LONGEST_SECONDS)
     return self._ledger.take(acts)
 
   def _check_open(self) -> None:
@@ -272,7 +217,7 @@ class RayPool:
       self.close()
       raise
 
-  def _send(self, node: _Node) -> None:
+  def _send(self, node: ray_node.Node) -> None:
     """Sends what a node was not sent yet; it has one call at a time."""
     for slot in self._ledger.cut_off(node.slots):
       node.outbox.pop(node.slots.index(slot), None)
@@ -280,18 +225,10 @@ class RayPool:
       self._ledger.fail(slot, types.ENV_ERROR, message)
     if node.under_way is not None or not self._ledger.waiting(node.slots):
       return
-    if node.opening is not None and (why := self._ready(node)):
+    if why := node.ready():
       self._lose(node, f'cannot start: {why}')
-      return
-    acts, node.outbox = node.outbox, {}
-    limit = self._limits['reset_timeout_s'] + self._limits['step_timeout_s']
-    patience_s = (
-        limit + self._limits['start_timeout_s']
-    )  # More than its pool's.
-    node.late = time.monotonic() + 2 * patience_s
-    node.under_way = node.actor.exchange.remote(
-        acts, min(patience_s, _LONGEST_SECONDS)
-    )
+    else:
+      node.send()
 
   def _serve(self, timeout_s: float) -> None:
     """Gathers what comes first, or gives up nodes that are late."""
@@ -299,31 +236,29 @@ class RayPool:
     if not busy:
       return
     left = min(node.late for node in busy.values()) - time.monotonic()
-    seconds = max(0.0, min(timeout_s, left, _LONGEST_SECONDS))
+    seconds = max(0.0, min(timeout_s, left, ray_node.LONGEST_SECONDS))
     done, waiting = self._ray.wait(list(busy), timeout=seconds)
     for ref in done:
-      busy[ref].under_way = None
-      self._gather(busy[ref], ref)
+      self._gather(busy[ref])
     for ref in waiting:
       if time.monotonic() > busy[ref].late:
         self._lose(busy[ref], 'it hangs, or cannot be reached')
     for node in self._nodes:
       self._send(node)
 
-  def _gather(self, node: _Node, ref: Any) -> None:
+  def _gather(self, node: ray_node.Node) -> None:
     try:
-      answers, node.metrics, node.pids = self._ray.get(ref)
+      answers = node.take()
     except self._ray.exceptions.RayError as error:
-      self._lose(node, _reason(error))
+      self._lose(node, ray_node.reason(error))
       return
-    for local, answer in answers.items():
-      slot = node.slots[local]
+    for slot, answer in answers.items():
       if isinstance(answer, pool.EnvFailure):
         self._ledger.fail(slot, answer.kind, answer.message)
       else:
         self._ledger.answer(slot, answer)
 
-  def _lose(self, node: _Node, why: str) -> None:
+  def _lose(self, node: ray_node.Node, why: str) -> None:
     """Fails the slots of an actor, and asks for another one."""
     message = f'the Ray actor of {len(node.slots)} envs is lost: {why}'
     logging.warning('RayPool: %s', message)
@@ -333,14 +268,7 @@ class RayPool:
       self._ledger.fail(slot, types.ENV_ERROR, message)
     self._ledger.lose(node.slots)
     self._ray.kill(node.actor)
-    self._start(node)
-
-
-def _reason(error: Exception) -> str:
-  """What an actor ended of, in one line."""
-  cause = getattr(error, 'cause', None) or error
-  known = isinstance(cause, pool.EnvStartError)
-  return ' '.join((str(cause) if known else worker.describe(cause)).split())
+    node.start()
 
 
 def _events(metrics: types.Metrics) -> dict[str, float]:

@@ -20,6 +20,7 @@ from hgpo_jax.models import base
 from hgpo_jax.models import blockwise
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
+from hgpo_jax.models import quantize
 from hgpo_jax.models import qwen2_cached
 from hgpo_jax.models import qwen2_params
 

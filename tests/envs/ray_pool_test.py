@@ -10,6 +10,7 @@ import pytest
 
 from hgpo_jax import types
 from hgpo_jax.envs import pool
+from hgpo_jax.envs import ray_node
 from hgpo_jax.envs import ray_pool
 from tests.envs import conformance
 from tests.envs import pool_life_test
@@ -128,7 +129,7 @@ def test_a_lost_actor_fails_its_slots_and_is_replaced(ray, how, monkeypatch):
       kill.start()
     else:
       os.kill(before[1], signal.SIGSTOP)
-      monkeypatch.setattr(envs, '_patience_s', lambda name: 2.0)
+      monkeypatch.setattr(ray_node.Node, 'patience_s', lambda self: 4.0)
     answers = envs.step({slot: actions[slot][1] for slot in range(4)})
     words = {'killed': 'actor died', 'hung': 'it hangs, or cannot be'}[how]
     for slot in (0, 2):
