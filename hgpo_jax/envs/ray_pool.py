@@ -109,16 +109,15 @@ class RayPool:
 
   def reset(self, tasks: Mapping[int, types.Task]) -> pool.Answers:
     """Starts `tasks[slot]` in each slot named; answers in the same order."""
-    return self._call(tasks)
+    return self._call({s: ledger.Job(task=task) for s, task in tasks.items()})
 
   def step(self, actions: Mapping[int, str]) -> pool.Answers:
     """Acts in each slot named; each must have an episode that goes on."""
-    return self._call(actions)
+    return self._call({s: ledger.Job(action=a) for s, a in actions.items()})
 
   def submit(self, acts: Mapping[int, types.Task | str]) -> None:
     """Asks each slot named to start a task or to act, without waiting."""
-    self._check_open()
-    self._ledger.open(
+    self._open(
         {
             slot: ledger.Job(task=act)
             if isinstance(act, types.Task)
@@ -126,12 +125,6 @@ class RayPool:
             for slot, act in acts.items()
         }
     )
-    for slot, act in acts.items():
-      node = self._nodes[slot % len(self._nodes)]
-      node.outbox[node.slots.index(slot)] = act
-    with self._closing():
-      for node in sorted(self._nodes, key=lambda n: n.opening is not None):
-        self._send(node)
 
   def poll(self, timeout_s: float = 0.0) -> pool.Answers:
     """Answers that have come; waits up to `timeout_s` for the first one."""
@@ -196,12 +189,22 @@ class RayPool:
     before = sum(node.workers for node in self._nodes[:index])
     return before + local % self._nodes[index].workers
 
-  def _call(self, acts: Mapping[int, types.Task | str]) -> pool.Answers:
-    self.submit(acts)
+  def _call(self, jobs: dict[int, ledger.Job]) -> pool.Answers:
+    self._open(jobs)
     with self._closing():
-      while self._ledger.waiting(acts):
+      while self._ledger.waiting(jobs):
         self._serve(ray_node.LONGEST_SECONDS)
-    return self._ledger.take(acts)
+    return self._ledger.take(jobs)
+
+  def _open(self, jobs: dict[int, ledger.Job]) -> None:
+    self._check_open()
+    self._ledger.open(jobs)
+    for slot, job in jobs.items():
+      node = self._nodes[slot % len(self._nodes)]
+      node.outbox[node.slots.index(slot)] = job.task or job.action
+    with self._closing():
+      for node in sorted(self._nodes, key=lambda n: n.opening is not None):
+        self._send(node)
 
   def _check_open(self) -> None:
     if self._closed:

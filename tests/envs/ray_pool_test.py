@@ -134,13 +134,13 @@ def test_a_lost_actor_fails_its_slots_and_is_replaced(ray, how, monkeypatch):
     words = {'killed': 'actor died', 'hung': 'it hangs, or cannot be'}[how]
     for slot in (0, 2):
       assert answers[slot] == expected[slot][2]
-    for slot in (1, 3):
-      assert answers[slot].kind == types.ENV_ERROR
-      assert 'the Ray actor of 3 envs is lost: ' in answers[slot].message
-      assert words in answers[slot].message
-      assert (
-          f'[step 2 of task {tasks[slot].task_id!r}]' in answers[slot].message
-      )
+    assert answers[1].kind == types.ENV_ERROR
+    assert 'the Ray actor of 3 envs is lost: ' in answers[1].message
+    assert words in answers[1].message
+    assert f'[step 2 of task {tasks[1].task_id!r}]' in answers[1].message
+    # An actor answers for each slot as soon as it can.
+    lost = answers[3] != expected[3][2]
+    assert not lost or answers[3].kind == types.ENV_ERROR
     monkeypatch.undo()
     pool_life_test.assert_gone((before[1], *pids[2:]), 20.0)
     # Slot 5 was not asked; its episode has gone all the same.
@@ -154,7 +154,9 @@ def test_a_lost_actor_fails_its_slots_and_is_replaced(ray, how, monkeypatch):
     after = _actors(ray, envs)
     assert after[0] == before[0] and after[1] != before[1]
     seen = envs.metrics
-    assert seen['pool/nodes_lost'] == 1.0 and seen['pool/env_errors'] == 3.0
+    assert (
+        seen['pool/nodes_lost'] == 1.0 and seen['pool/env_errors'] == 2.0 + lost
+    )
     assert seen['pool/restarts'] == 0.0
 
 
