@@ -6,6 +6,7 @@ as the mesh has, which may be virtual ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 import functools
 from typing import Any
 
@@ -21,13 +22,26 @@ from hgpo_jax.learner import update as update_lib
 from hgpo_jax.losses import ppo
 from hgpo_jax.models import qwen2
 from hgpo_jax.planning import workload
-from hgpo_jax.rollout import decode
+from hgpo_jax.rollout import programs
+from hgpo_jax.rollout import requests
 
 # Machine code is made without optimizations, which buffers do not depend on.
 _QUICKLY = {
     'xla_backend_optimization_level': 0,
     'xla_llvm_disable_expensive_passes': True,
 }
+_STEPS = 8  # Of a chunk of decoding; buffers hardly depend on it.
+
+
+def model_of(work: workload.Workload) -> qwen2.Qwen2:
+  """The model as a workload says that it computes."""
+  return qwen2.Qwen2(
+      work.model,
+      remat=work.remat,
+      compute_dtype=work.compute_dtype,
+      keep_attention=work.keep_attention,
+      mlp_parts=work.mlp_parts,
+  )
 
 
 def state_shapes(
@@ -85,7 +99,7 @@ def gradient_alone_bytes(work: workload.Workload) -> int:
   The gradient is what comes out, so it is no temporary.
   """
   mesh = sharding.Mesh(1, 1, 1).make_mesh(jax.devices()[:1])
-  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  model = model_of(work)
   params = state_shapes(model, mesh).params
   batch, loss = batch_shapes(work, mesh), ppo.PPOLoss()
   counted = jax.eval_shape(
@@ -111,7 +125,7 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
   mesh = sharding.Mesh(*shape).make_mesh(
       jax.devices()[: shape[0] * shape[1] * shape[2]]
   )
-  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  model = model_of(work)
   state, batch = state_shapes(model, mesh), batch_shapes(work, mesh)
   loss = ppo.PPOLoss()
   counted = jax.eval_shape(
@@ -143,28 +157,47 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
-def rollout_bytes(work: workload.Workload) -> int:
-  """Bytes of a device: arguments and temporaries of the sampler's program."""
-  data, fsdp, tensor = work.mesh
-  mesh = sharding.Mesh(data, fsdp, tensor).make_mesh()
-  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
-  params = state_shapes(model, mesh).params
-  rows, of = work.sampler_rows, jax.ShapeDtypeStruct
-  batch = (
-      of((rows, work.prompt), jnp.int32),
-      of((rows,), jnp.int32),
-      of((rows, 5), jnp.uint32),
-      of((rows,), jnp.float32),
-  )
-  stop_ids = np.asarray([0], np.int32)
-  sample = lambda params, *batch: decode.sample(
-      *(model, params, *batch, stop_ids, work.new_tokens)
-  )
+def rollout_bytes(work: workload.Workload) -> dict[str, float]:
+  """Bytes of a device: arguments and temporaries of the sampler's programs.
+
+  Each uses up the cache that it is given: the one that it returns is no more.
+  """
+  mesh = sharding.Mesh(*work.mesh).make_mesh()
   with jax.set_mesh(mesh):
-    prepare = jax.jit(model.decode_params).lower(params)
-    where = prepare.compile(compiler_options=_QUICKLY).output_shardings
-    shapes = jax.eval_shape(model.decode_params, params)
-    placed = jax.tree.map(_placed, shapes, where)
-    lowered = jax.jit(sample).lower(placed, *batch)
-    used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
-  return used.argument_size_in_bytes + used.temp_size_in_bytes
+    lowered = sampler_programs(model_of(work), work, mesh)
+    found = {}
+    for name, program in lowered.items():
+      used = program.compile(compiler_options=_QUICKLY).memory_analysis()
+      found[name] = used.argument_size_in_bytes + used.temp_size_in_bytes
+      found[f'{name} temporary'] = used.temp_size_in_bytes
+  return found
+
+
+def sampler_programs(
+    model: qwen2.Qwen2, work: workload.Workload, mesh: jax.sharding.Mesh
+) -> dict[str, jax.stages.Lowered]:
+  """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest."""
+  params = _outputs(model.decode_params, state_shapes(model, mesh).params)
+  cache = _outputs(lambda: model.init_cache(work.sampler_rows, work.entries))
+  count, of = work.prefill_tokens // work.prefill_block, jax.ShapeDtypeStruct
+  tokens_NC = of((count, work.prefill_block), jnp.int32)
+  which_N = of((count,), jnp.int32)
+  prefill = functools.partial(programs.prefill, model)
+  rows = requests.empty_rows(work.sampler_rows)
+  decode = functools.partial(
+      programs.decode, model, stop_ids=np.asarray([0], np.int32), steps=_STEPS
+  )
+  lower = lambda function, *args: jax.jit(function, donate_argnums=1).lower(
+      params, cache, *args
+  )
+  return {
+      'prefill': lower(prefill, tokens_NC, which_N, which_N),
+      'decode': lower(decode, rows),
+  }
+
+
+def _outputs(function: Callable[..., Any], *args: Any) -> Any:
+  """Shapes of what a function returns, where the compiler puts it."""
+  compiled = jax.jit(function).lower(*args).compile(compiler_options=_QUICKLY)
+  shapes = jax.eval_shape(function, *args)
+  return jax.tree.map(_placed, shapes, compiled.output_shardings)

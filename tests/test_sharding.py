@@ -19,7 +19,9 @@ from hgpo_jax.learner import update
 from hgpo_jax.losses import ppo
 from hgpo_jax.models import base
 from hgpo_jax.models import qwen2
-from hgpo_jax.rollout import decode
+from hgpo_jax.rollout import draw
+from hgpo_jax.rollout import programs
+from hgpo_jax.rollout import sampler
 from tests.learner import common
 
 _CONFIG = base.ModelConfig(
@@ -212,14 +214,29 @@ def _learn_and_sample(params, batch, tokens_BT, length_B, keys_BK):
       *(_WIDE, loss, 1.0, p, batch, counted), chunk_tokens=32
   )
   (value, _), grads = jax.value_and_grad(share, has_aux=True)(params)
-  sampled = decode.sample(
-      _WIDE,
-      _WIDE.decode_params(params),
-      *(tokens_BT, length_B, keys_BK, jnp.ones(len(length_B))),
-      stop_ids=np.asarray([3]),
-      limit=6,
+  sampled = _sample(_WIDE.decode_params(params), tokens_BT, length_B, keys_BK)
+  return value, grads, sampled.ids_BK, sampled.logprobs_BK
+
+
+def _sample(params, tokens_BT, length_B, keys_BK) -> programs.Chunk:
+  """What the engine runs for prompts that all find a row at once."""
+  row_B = jnp.arange(len(length_B))
+  zeros_B, ones_B = jnp.zeros_like(row_B), jnp.ones(len(row_B))
+  # Of longer rows than are taken by a prompt what is beyond is written over.
+  cache = programs.prefill(
+      *(_WIDE, params, _WIDE.init_cache(len(row_B), 64)),
+      *(tokens_BT, zeros_B, row_B),
   )
-  return value, grads, sampled.ids_BR, sampled.logprobs_BR
+  rows = programs.Rows(
+      token_B=tokens_BT[row_B, length_B - 1],
+      length_B=length_B - 1,
+      drawn_B=zeros_B,
+      limit_B=zeros_B + 6,
+      live_B=length_B > 0,
+      key_B2=keys_BK,
+      rules=draw.Rules(ones_B, zeros_B, ones_B, 0 * ones_B),
+  )
+  return programs.decode(_WIDE, params, cache, rows, np.asarray([3]), 6)[1]
 
 
 @functools.cache
@@ -266,3 +283,25 @@ def test_every_mesh_of_eight_learns_and_samples_the_same(sizes):
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
       *(found[1], grads),
   )
+
+
+def test_the_engine_of_a_mesh_answers_as_that_of_one_device(mesh):
+  params, _, (tokens_BT, length_B, keys_BK) = _asked()
+  prompts = [row[:n] for row, n in zip(tokens_BT, length_B)]
+  # Fewer rows than prompts, so that rows are refilled.
+  spec = sampler.Sampler(6, (8,), (4,), (16,), prefill_block=8)
+
+  def answers(params):
+    bound = spec.bind(_WIDE, (3,))
+    return bound.generate(params, prompts, keys_BK, 1.0)
+
+  expected = answers(params)
+  shardings = sharding.param_shardings(mesh, _WIDE.logical_axes())
+  with jax.set_mesh(mesh):
+    found = answers(sharding.put(params, shardings))
+  assert len({tuple(one.ids) for one in expected}) > 4
+  for one, other in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(one.ids, other.ids)
+    np.testing.assert_allclose(
+        one.logprobs, other.logprobs, rtol=0, atol=1e-5
+    )

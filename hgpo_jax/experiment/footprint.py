@@ -35,6 +35,8 @@ def largest(
       mesh=mesh,
       compute_dtype=spec.policy.compute_dtype,
       remat=spec.policy.remat,
+      keep_attention=spec.policy.keep_attention,
+      mlp_parts=spec.policy.mlp_parts,
       lora=spec.lora,
       reference=bool(spec.loss.kl_coef),
       moment_dtype=spec.optimizer.first_moment_dtype,
@@ -49,6 +51,8 @@ def largest(
       prompt=sampler.prompt_buckets[-1],
       new_tokens=sampler.max_new_tokens,
       sampler_rows=sampler.row_buckets[-1],
+      prefill_tokens=sampler.prefill_tokens[-1],
+      prefill_block=sampler.prefill_block,
   )
 
 
@@ -64,7 +68,7 @@ def smallest(
       length=batches.length_buckets[0],
       response=batches.response_buckets[0],
       prompt=sampler.prompt_buckets[0],
-      sampler_rows=sampler.row_buckets[0],
+      prefill_tokens=sampler.prefill_tokens[0],
   )
 
 

@@ -29,6 +29,8 @@ class Workload:
     mesh: sizes of (data, fsdp, tensor).
     compute_dtype: of activations; 'float32' or 'bfloat16'.
     remat: whether a layer's activations are made again in the backward pass.
+    keep_attention: with `remat`, whether what attention gave is kept.
+    mlp_parts: with `remat`, parts of a row whose MLP is computed by turns.
     lora: the kind of adapter that is trained; None for all weights.
     reference: whether the loss has a KL to a reference policy.
     moment_dtype: of the first moment.
@@ -42,13 +44,17 @@ class Workload:
     steps: of an episode.
     prompt: tokens of a prompt, with padding.
     new_tokens: of a response, at most.
-    sampler_rows: rows of the largest batch that is sampled, over all devices.
+    sampler_rows: rows of the cache, over all devices.
+    prefill_tokens: prompt tokens that one call computes at most.
+    prefill_block: prompts are computed in blocks of so many tokens.
   """
 
   model: base.ModelConfig
   mesh: tuple[int, int, int]
   compute_dtype: str = 'bfloat16'
   remat: bool = True
+  keep_attention: bool = True
+  mlp_parts: int = 1
   lora: lora_lib.LoRA | None = None
   reference: bool = True
   moment_dtype: str = 'float32'
@@ -63,6 +69,8 @@ class Workload:
   prompt: int = 2048
   new_tokens: int = 512
   sampler_rows: int = 128
+  prefill_tokens: int = 512
+  prefill_block: int = 32
 
   @property
   def shares(self) -> int:
@@ -78,6 +86,12 @@ class Workload:
   def total_steps(self) -> int:
     """Steps of an iteration if every episode takes them all."""
     return self.episodes * self.steps
+
+  @property
+  def entries(self) -> int:
+    """Entries of a row of the cache, as `rollout.sampler` rounds them."""
+    unit = math.lcm(64, self.prefill_block)
+    return -(-(self.prompt + self.new_tokens - 1) // unit) * unit
 
   def check(self) -> None:
     """Raises ValueError unless the mesh divides the model's axes."""
