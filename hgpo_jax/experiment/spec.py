@@ -44,6 +44,9 @@ class PolicySource:
       again; False takes less memory and more time.
     mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
       other; more take less memory.
+    int8_rollout: sample with the kernels of layers in int8, half the bytes of
+      bfloat16 to read. What samples is then not quite what is trained: see
+      logprob_gap/, and PPOLoss.tis_clip.
   """
 
   folder: str = config.REQUIRED
@@ -52,6 +55,7 @@ class PolicySource:
   attention: Literal['auto', 'xla', 'cudnn', 'splash'] = 'auto'
   keep_attention: bool = True
   mlp_parts: int = 1
+  int8_rollout: bool = False
 
   def __post_init__(self) -> None:
     if self.compute_dtype not in ('float32', 'bfloat16'):
@@ -105,6 +109,7 @@ class PolicySource:
         self.attention,
         self.keep_attention,
         self.mlp_parts,
+        self.int8_rollout,
     )
     return model, tokenizer
 

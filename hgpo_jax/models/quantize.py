@@ -6,61 +6,47 @@ Embedding, head, norms and biases stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from hgpo_jax.models import base
-from hgpo_jax.models import layers
-
-_SCALE = 'kernel_scale'
 _LARGEST = 127.0
 
 
-def quantize(params: base.Params) -> base.Params:
-  """Parameters whose layers have int8 kernels; for either layout of layers.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Int8:
+  """A kernel [I, ...] as round(w / s), with s = max |w| / 127 over I.
 
-  w is kept as round(w / s), with s = max |w| / 127 over the inputs of an
-  output, so that no entry moves by more than s / 2. Merge adapters first;
-  `decode_params` does so.
+  So no entry is off by more than s / 2.
 
-  Raises:
-    ValueError: an adapter is attached, or kernels are int8 already.
+  Attributes:
+    values: int8 [I, ...].
+    scale: float32 [...], one an output; 1 where all entries are 0.
   """
-  given = params['layers']
-  stacked = isinstance(given, Mapping)
-  found = [_quantized(layer) for layer in ((given,) if stacked else given)]
-  return {**params, 'layers': found[0] if stacked else tuple(found)}
+
+  values: jax.Array
+  scale: jax.Array
 
 
-def matmul(
-    params: Mapping[str, jax.Array],
-    x: jax.Array,
-    precision: jax.lax.Precision | None = None,
-) -> jax.Array:
-  """x W of a projection, its kernel in int8 or not, in the dtype of x."""
-  y = layers.project(x, params['kernel'].astype(x.dtype), precision)
-  if _SCALE not in params:
-    return y
-  return (y * params[_SCALE]).astype(x.dtype)
-
-
-def _quantized(part: base.Params) -> base.Params:
-  if not isinstance(part, Mapping):
-    return part
-  if 'kernel' not in part:
-    return {name: _quantized(x) for name, x in part.items()}
-  extra = set(part) - {'kernel', 'bias'}
-  if extra:
-    raise ValueError(
-        f'quantize: a projection has {sorted(extra)} beside its kernel and'
-        ' bias; expected float weights without adapters, as'
-        ' Qwen2.decode_params gives them'
-    )
-  kernel = part['kernel'].astype(jnp.float32)
-  largest = jnp.max(jnp.abs(kernel), axis=-2, keepdims=True)
-  # A column of zeros stays one.
+def quantize(kernel: jax.Array) -> Int8:
+  """A kernel in int8; its inputs lie on axis 0."""
+  kernel = kernel.astype(jnp.float32)
+  largest = jnp.max(jnp.abs(kernel), axis=0)
   scale = jnp.where(largest > 0, largest / _LARGEST, 1.0)
-  rounded = jnp.round(kernel / scale).astype(jnp.int8)
-  return {**part, 'kernel': rounded, _SCALE: scale}
+  return Int8(jnp.round(kernel / scale).astype(jnp.int8), scale)
+
+
+def dot(
+    equation: str, x: jax.Array, kernel: jax.Array | Int8, **settings: Any
+) -> jax.Array:
+  """`jnp.einsum` of x and a kernel whose inputs lie on axis 0.
+
+  Outputs of the equation have to end with those of the kernel, in order.
+  """
+  if not isinstance(kernel, Int8):
+    return jnp.einsum(equation, x, kernel, **settings)
+  y = jnp.einsum(equation, x, kernel.values.astype(x.dtype), **settings)
+  return (y * kernel.scale).astype(y.dtype)

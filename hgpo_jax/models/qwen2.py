@@ -20,7 +20,6 @@ from hgpo_jax.models import base
 from hgpo_jax.models import blockwise
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
-from hgpo_jax.models import quantize
 from hgpo_jax.models import qwen2_cached
 from hgpo_jax.models import qwen2_params
 
@@ -44,6 +43,7 @@ class Qwen2:
       again: an array [B, T, H h] a layer.
     mlp_parts: with `remat`, parts of rows whose MLP is computed one after the
       other, so that a layer never holds all of [B, T, F] at once.
+    int8_rollout: `decode_params` keeps the kernels of layers in int8.
   """
 
   config: base.ModelConfig
@@ -52,6 +52,7 @@ class Qwen2:
   attention: str = 'auto'
   keep_attention: bool = True
   mlp_parts: int = 1
+  int8_rollout: bool = False
 
   def init(self, key: jax.Array) -> base.Params:
     """Float32 parameters: normal(0.02) kernels, unit norms, zero biases."""
@@ -128,7 +129,9 @@ class Qwen2:
     either layout, but lay out the other one anew in every call; `hidden` needs
     the stacked one.
     """
-    return qwen2_cached.decode_params(params, self.config, self.compute_dtype)
+    return qwen2_cached.decode_params(
+        params, self.config, self.compute_dtype, self.int8_rollout
+    )
 
   def extend(
       self,
@@ -168,7 +171,7 @@ class Qwen2:
     return layers.rms_norm(x_BTD, scale, self.config.rms_norm_eps)
 
   def _dense(self, params: Mapping[str, jax.Array], x: jax.Array) -> jax.Array:
-    y = quantize.matmul(params, x, self._precision)
+    y = layers.project(x, params['kernel'].astype(x.dtype), self._precision)
     y = lora.add(params, x, y, self._precision)
     return y + params['bias'].astype(x.dtype) if 'bias' in params else y
 

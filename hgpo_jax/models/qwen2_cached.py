@@ -18,6 +18,7 @@ from hgpo_jax import sharding
 from hgpo_jax.models import base
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
+from hgpo_jax.models import quantize
 
 # Masked scores; finite, so that a row without a single key stays finite too.
 _MASKED = -1e30
@@ -26,13 +27,16 @@ _UNIT = 64
 
 
 def decode_params(
-    params: base.Params, config: base.ModelConfig, dtype: Any
+    params: base.Params,
+    config: base.ModelConfig,
+    dtype: Any,
+    int8: bool = False,
 ) -> base.Params:
   """Parameters for `extend`: adapters merged, projections fused, layers apart.
 
   The query heads of each key/value head stand before its key and its value,
   [D, K, H / K + 2, h], so that splitting key/value heads over devices splits
-  all three alike.
+  all three alike. With `int8` the kernels of layers are `quantize.Int8`.
   """
   if isinstance(params['layers'], tuple):
     return params
@@ -53,7 +57,17 @@ def decode_params(
       jax.tree.map(lambda p, i=i: p[i], stacked)
       for i in range(config.num_layers)
   )
+  if int8:
+    apart = tuple(_in_int8(layer) for layer in apart)
   return params | {'layers': apart}
+
+
+def _in_int8(layer: base.Params) -> base.Params:
+  found = {**layer, 'gate_up': quantize.quantize(layer['gate_up'])}
+  for name in ('qkv', 'o', 'down'):
+    kernel = quantize.quantize(layer[name]['kernel'])
+    found[name] = {**layer[name], 'kernel': kernel}
+  return found
 
 
 def init_cache(
@@ -206,11 +220,14 @@ def _attend(
 
 
 def _dot(
-    equation: str, x: jax.Array, y: jax.Array, out: Any = None
+    equation: str,
+    x: jax.Array,
+    y: jax.Array | quantize.Int8,
+    out: Any = None,
 ) -> jax.Array:
   # Accelerators multiply float32 in fewer bits unless told otherwise.
   exact = x.dtype == jnp.float32
-  return jnp.einsum(
+  return quantize.dot(
       equation,
       x,
       y,
