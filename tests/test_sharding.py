@@ -302,6 +302,4 @@ def test_the_engine_of_a_mesh_answers_as_that_of_one_device(mesh):
   assert len({tuple(one.ids) for one in expected}) > 4
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one.ids, other.ids)
-    np.testing.assert_allclose(
-        one.logprobs, other.logprobs, rtol=0, atol=1e-5
-    )
+    np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-5)

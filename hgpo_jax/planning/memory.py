@@ -95,10 +95,11 @@ class _Arrays:
 
   Attributes:
     stack: inputs of all layers, kept for the backward pass.
-    scores: attention scores of a layer, float32.
+    scores: attention scores of a block of queries, float32.
     mlp: activations of the MLP's width.
     residual: activations of the model's width.
     heads: activations of the heads.
+    totals: one number for each query, float32.
     mlp_kernel: one of the three kernels of an MLP, whole on its tensor share.
     attention_kernel: likewise the query kernel.
     head: embedding or head, whole on its tensor share.
@@ -111,6 +112,7 @@ class _Arrays:
   mlp: float
   residual: float
   heads: float
+  totals: float
   mlp_kernel: float
   attention_kernel: float
   head: float
@@ -122,13 +124,15 @@ class _Arrays:
     m, width = work.model, work.width
     _, fsdp, tensor = work.mesh
     tokens, query = rows * length, m.num_heads * m.head_dim
+    queries = rows * m.num_heads * _FLOAT32
     layers = work.trained().layers if work.lora else work.parameters().layers
     return cls(
         stack=m.num_layers * tokens * m.hidden_size * width,
-        scores=rows * m.num_heads * length**2 * _FLOAT32 / tensor,
+        scores=queries * _block(length) * length / tensor,
         mlp=tokens * m.intermediate_size * width / tensor,
         residual=tokens * m.hidden_size * width,
         heads=tokens * query * width / tensor,
+        totals=queries * length / tensor,
         mlp_kernel=m.hidden_size * m.intermediate_size * width / tensor,
         attention_kernel=m.hidden_size * query * width / tensor,
         head=m.vocab_size * m.hidden_size * width / tensor,
@@ -147,68 +151,87 @@ class _Arrays:
         + gathered
     )
 
-  def backward(self, weights: bool) -> float:
-    """One layer, forwards again and then backwards."""
-    kernels = 2 * self.mlp_kernel + 2.5 * self.attention_kernel
+  def backward(self, work: workload.Workload) -> float:
+    """One layer, forwards again and then backwards.
+
+    CPU's compiler has scores of several blocks of queries at once.
+    """
+    parts = work.mlp_parts if work.remat else 1
+    again = work.remat and not work.keep_attention
+    scores = 6.25 if not again else 4.25 if parts == 1 else 6.0
+    kernels = 3.0 if parts > 1 and not self.split else 1.0
     return (
-        (2.1 if self.split else 3.0) * self.scores
-        + 8 * self.mlp
-        + 7 * self.residual
-        + 4 * self.heads
-        + (kernels if weights or self.split else 0.0)
+        scores * self.scores
+        + (5.75 if again else 5.0) / parts * self.mlp
+        + (4.5 if again else 3.0) * self.residual
+        + (2.5 if again else 1.5) * self.heads
+        + (kernels * self.mlp_kernel if work.lora is None or self.split else 0)
     )
+
+
+def _block(length: int) -> int:
+  """Queries that attend at a time; see `models.blockwise`."""
+  return min(length, 128 * math.ceil(length / 512))
 
 
 def gradient(work: workload.Workload) -> dict[str, float]:
   """Temporary bytes of one forward and backward pass, beside the sums.
 
-  The fullest of four moments: a layer forwards, the head, a layer backwards,
-  and the sum of gradients over the `data` shares at the end.
+  The fullest of three moments: the head, a layer backwards, and the sum of
+  gradients over the `data` shares at the end.
   """
   arrays = _Arrays.of(work, work.rows, work.length)
   full = work.lora is None
-  logits, chunks = _logits(work)
-  tied = work.model.tie_word_embeddings
-  gathered = 2 * arrays.head if arrays.split else 0.0
-  kept = _kept(work, arrays)
-  moments = [
-      {'gathered head': gathered, 'one layer': arrays.forward()},
-      {'gathered head': gathered, 'logits': 3.4 * logits},
-      {'one layer': arrays.backward(full)},
-  ]
-  if full:
-    # Each device's own share of the gradient of the head, which is summed in
-    # one go with that of the embedding where the two are the same.
-    owned = {'head gradient': arrays.head}
-    if not arrays.split:
-      again = 2 if chunks > 1 else 1
-      moments[1] |= {'head gradient': again * arrays.head}
-    moments[2] |= owned if tied else {}
-    if work.mesh[0] > 1 and not arrays.split:
-      ends = 4 * arrays.head * _FLOAT32 / work.width
-      moments.append({'head gradient': ends - arrays.stack})
+  moments = [_head(work, arrays), _layer(work, arrays)]
+  if full and work.mesh[0] > 1 and not arrays.split:
+    ends = 4 * arrays.head * _FLOAT32 / work.width
+    moments.append({'head gradient': ends - arrays.stack})
   fullest = max(moments, key=lambda parts: sum(parts.values()))
+  kept = _kept(work, arrays)
   found = {'kept activations': arrays.stack + kept, **fullest}
   if full:
     found['new gradient'] = arrays.layer_gradients
-  if tied and arrays.split and work.mesh[2] == 2:
-    # Rows of the embedding are looked up in a table gathered over `tensor`
-    # (beyond 2 the compiler looks them up where they are), and their gradient
-    # is scattered into another; with `data` shares the sum of the head's
-    # gradient over them takes its place.
-    table = work.model.vocab_size * work.model.hidden_size * _FLOAT32
-    table /= work.mesh[1]
-    other = table if work.mesh[0] == 1 else arrays.head
-    found['embedding tables'] = table + other
   return {name: size for name, size in found.items() if size}
 
 
+def _head(work: workload.Workload, arrays: _Arrays) -> dict[str, float]:
+  """Logits and their gradient; a chunk after the other adds to a sum."""
+  logits, chunks = _logits(work)
+  copies = 1 if chunks == 1 else 2
+  if arrays.split:
+    owned = copies - 1 if work.lora is None else 0
+    return {
+        'gathered head': arrays.head,
+        'head gradient': owned * arrays.head,
+        'logits': (3 if chunks == 1 else 2.5) * logits,
+    }
+  if work.lora is not None:
+    return {'logits': 3.4 * logits}
+  return {'head gradient': copies * arrays.head, 'logits': copies * logits}
+
+
+def _layer(work: workload.Workload, arrays: _Arrays) -> dict[str, float]:
+  """A layer backwards, and what the head has left for the end of the pass."""
+  logits, chunks = _logits(work)
+  found = {'one layer': arrays.backward(work)}
+  if work.lora is not None:
+    return found
+  if chunks == 1 and not arrays.split:
+    # The product that makes the head's gradient is the last of all.
+    return found | {'logits': logits}
+  if work.model.tie_word_embeddings or chunks > 1:
+    return found | {'head gradient': arrays.head}
+  return found | {'logits': 3 * logits}
+
+
 def _kept(work: workload.Workload, arrays: _Arrays) -> float:
-  """Activations inside layers that are kept without `remat`."""
-  if work.remat:
-    return 0.0
-  inside = 2 * arrays.scores + 5 * arrays.mlp + 6 * arrays.residual
-  return work.model.num_layers * (inside + 4 * arrays.heads)
+  """Activations inside layers that are kept for the backward pass."""
+  if not work.remat:
+    inside = 5 * arrays.mlp + 6 * arrays.residual + arrays.totals
+    return work.model.num_layers * (inside + 4 * arrays.heads)
+  if work.keep_attention:
+    return 1.5 * work.model.num_layers * (arrays.heads + arrays.totals)
+  return 0.0
 
 
 def _logits(work: workload.Workload) -> tuple[float, int]:
@@ -237,25 +260,50 @@ def _score(work: workload.Workload) -> dict[str, float]:
 
 
 def _rollout(work: workload.Workload) -> dict[str, float]:
-  """Weights to decode with, the cache, and reading the longest prompts.
-
-  Programs that sample gather the fsdp shares of all weights, once to read
-  prompts and once for the loop, and both copies are alive together.
-  """
+  """Weights to decode with, the cache, and the fuller of two programs."""
   m = work.model
-  rows = work.sampler_rows / work.shares
-  arrays = _Arrays.of(work, rows, work.prompt)
-  entries = work.prompt + work.new_tokens - 1
   cache = 2 * m.num_layers * m.num_kv_heads * m.head_dim * work.width
-  own = work.parameters()
-  parts = {
-      'decode weights': work.width * own.share,
-      'KV cache': rows * entries * cache / work.mesh[2],
-      'prompt activations': (
-          1.1 * arrays.scores + 0.5 * arrays.mlp + 8 * arrays.residual
-      ),
-      'logits': 3 * rows * m.vocab_size * _FLOAT32 / work.mesh[2],
+  rows = work.sampler_rows / work.shares
+  fixed = {
+      'decode weights': work.width * work.parameters().share,
+      'KV cache': rows * work.entries * cache / work.mesh[2],
   }
-  if arrays.split:
-    parts['gathered weights'] = 2 * work.width * own.whole / work.mesh[2]
+  programs = _prefill(work), _decode(work)
+  return fixed | max(programs, key=lambda parts: sum(parts.values()))
+
+
+def _prefill(work: workload.Workload) -> dict[str, float]:
+  """Blocks of prompts; the last layer has only its keys and values made."""
+  m, tensor = work.model, work.mesh[2]
+  blocks = work.prefill_tokens / work.prefill_block
+  a_share = work.prefill_tokens / work.shares
+  numbers = work.width * work.entries / tensor
+  seen = blocks * 2 * m.num_kv_heads * m.head_dim * numbers
+  scores = a_share * m.num_heads * work.entries * _FLOAT32 / tensor
+  residual = a_share * m.hidden_size * work.width
+  mlp = a_share * m.intermediate_size * work.width / tensor
+  # Of a cache that is split, every device gets the rows of all blocks.
+  attending = 2 * seen if work.shares > 1 else seen / 2 + 2 * scores
+  parts = {
+      'prompt activations': max(attending + 2 * residual, 3 * mlp + residual)
+  }
+  if work.mesh[1] > 1:
+    layers = work.parameters().layers * (m.num_layers - 1) / m.num_layers
+    parts['gathered weights'] = work.width * layers / tensor
+  return parts
+
+
+def _decode(work: workload.Workload) -> dict[str, float]:
+  """A token of each row; drawing needs some logits whole.
+
+  All fsdp shares of the weights are gathered before the first step.
+  """
+  m, tensor = work.model, work.mesh[2]
+  rows = work.sampler_rows / work.shares
+  logits = rows * m.vocab_size * _FLOAT32
+  scores = rows * m.num_heads * work.entries * _FLOAT32 / tensor
+  parts = {'logits': max((2.5 + 3.5 / tensor) * logits, 2 * scores)}
+  if work.mesh[1] > 1:
+    whole = work.parameters().whole / tensor
+    parts['gathered weights'] = work.width * whole
   return parts

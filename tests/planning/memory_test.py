@@ -75,6 +75,15 @@ def test_an_update_needs_what_the_compiler_says(name, mesh):
     assert abs(planned / compiled - 1) < 0.15, (part, compiled, planned)
 
 
+@pytest.mark.parametrize('mesh', [(1, 8, 1), (2, 1, 4)])
+def test_a_rollout_needs_what_the_compiler_says(mesh):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  name = '1.5b' if mesh[2] == 1 else '7b'
+  row = benchmark.measure_rollout(name, mesh, layers=2)
+  assert abs(row['planned'] / row['compiled'] - 1) < 0.15, row
+
+
 def test_published_sizes():
   """Parameters of the models as their makers give them."""
   for name, billions in (
@@ -101,8 +110,13 @@ def test_what_makes_which_part_smaller():
   assert 'reference' not in parts('gradient', reference=False)
   kept = parts('gradient', rows=2)['kept activations']
   assert kept == gradient['kept activations'] / 2
+  assert gradient['kept activations'] > parts(
+      'gradient', keep_attention=False
+  )['kept activations']
   kept = parts('gradient', remat=False)['kept activations']
   assert kept > 10 * gradient['kept activations']
+  by_parts = parts('gradient', mlp_parts=8)
+  assert sum(by_parts.values()) < sum(gradient.values())
   adapter = parts('gradient', lora=lora.LoRA(base_dtype='bfloat16'))
   assert adapter['weights'] < 0.6 * gradient['weights']
   assert adapter['moments'] < 0.1 * gradient['moments']
@@ -110,4 +124,4 @@ def test_what_makes_which_part_smaller():
   cache = parts('rollout', compute_dtype='float32')['KV cache']
   assert cache == 2 * rollout['KV cache']
   # 28 KiB a token: 2 x 28 layers x 2 heads x 128 numbers of 2 bytes.
-  assert rollout['KV cache'] == 128 / 8 * (2048 + 511) * 28 * 1024
+  assert rollout['KV cache'] == 128 / 8 * 2560 * 28 * 1024
