@@ -15,7 +15,7 @@ A model is not begun once `--minutes` are over, so that the whole ends in time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 import dataclasses
 import json
 import pathlib
@@ -28,6 +28,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import compiled
+from benchmarks import decoding
 from hgpo_jax import types
 from hgpo_jax.learner import arrays
 from hgpo_jax.learner import optimizer as optimizer_lib
@@ -35,12 +37,10 @@ from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
 from hgpo_jax.losses import ppo
 from hgpo_jax.models import configs
-from hgpo_jax.models import qwen2
 from hgpo_jax.planning import devices
 from hgpo_jax.planning import memory
 from hgpo_jax.planning import roofline
 from hgpo_jax.planning import workload
-from hgpo_jax.rollout import decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,27 +82,16 @@ TINY = Size(
 )
 
 
-def seconds(call: Callable[[], Any], repeats: int = 3) -> float:
-  """The least wall time of a call, after one that compiles."""
-  jax.block_until_ready(call())
-  found = []
-  for _ in range(repeats):
-    start = time.perf_counter()
-    jax.block_until_ready(call())
-    found.append(time.perf_counter() - start)
-  return min(found)
-
-
 def copy_rate(size: int) -> float:
   """Bytes a second, read and written, of a pass over a large array."""
   x = jnp.zeros(size // 4, jnp.float32)
-  return 2 * size / seconds(lambda: _add_one(x))
+  return 2 * size / decoding.seconds(lambda: _add_one(x))
 
 
 def matmul_rate(n: int) -> float:
   """FLOP/s of a square matrix product in bfloat16."""
   x = jax.random.normal(jax.random.key(0), (n, n), jnp.bfloat16)
-  return 2 * n**3 / seconds(lambda: _multiply(x))
+  return 2 * n**3 / decoding.seconds(lambda: _multiply(x))
 
 
 _add_one = jax.jit(lambda x: x + 1)
@@ -128,47 +117,9 @@ def work_of(name: str, size: Size) -> workload.Workload:
   )
 
 
-def decoding(work: workload.Workload) -> dict[str, float]:
-  """Bytes a second of the decoding loop; the prefill is taken off."""
-  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
-  init = lambda key: model.decode_params(model.init(key))
-  params = jax.jit(init)(jax.random.key(0))
-  rows, prompt, new = work.sampler_rows, work.prompt, work.new_tokens
-  rng = np.random.default_rng(0)
-  tokens_BT = rng.integers(0, work.model.vocab_size, (rows, prompt))
-  keys_BK = np.arange(rows, dtype=np.uint32)[:, None]
-  # No id stops a response: all are equally long.
-  stop_ids = np.asarray([work.model.vocab_size], np.int32)
-  run = jax.jit(
-      lambda params, tokens_BT, length_B: decode.sample(
-          *(model, params, tokens_BT, length_B, keys_BK),
-          *(jnp.ones(rows), stop_ids, new),
-      )
-  )
-  whole_B, none_B = np.full(rows, prompt, np.int32), np.zeros(rows, np.int32)
-  start = time.perf_counter()
-  jax.block_until_ready(run(params, tokens_BT, whole_B))
-  first = time.perf_counter() - start
-  whole = seconds(lambda: run(params, tokens_BT, whole_B))
-  # Rows without a prompt have ended: the loop is left at once.
-  prefill = seconds(lambda: run(params, tokens_BT, none_B))
-  tokens = new - 1
-  weights = sum(x.nbytes for x in jax.tree.leaves(params))
-  m = work.model
-  cache = 2 * m.num_layers * m.num_kv_heads * m.head_dim * work.width
-  read = tokens * (weights + rows * (prompt + tokens) * cache)
-  return {
-      'prefill_s': prefill,
-      'token_ms': 1e3 * (whole - prefill) / tokens,
-      'tokens_s': rows * tokens / (whole - prefill),
-      'bytes_s': read / (whole - prefill),
-      'compile_s': first - whole,
-  }
-
-
 def updating(work: workload.Workload, limit: float) -> dict[str, float]:
   """Model FLOP/s of a pass, and seconds of the optimizer's step if it fits."""
-  model = qwen2.Qwen2(work.model, work.remat, work.compute_dtype)
+  model = compiled.model_of(work)
   params = jax.jit(model.init)(jax.random.key(0))
   optimizer, loss = optimizer_lib.AdamW(), ppo.PPOLoss(kl_coef=0.0)
   needs = memory.need(work, jax.default_backend())
@@ -197,7 +148,7 @@ def updating(work: workload.Workload, limit: float) -> dict[str, float]:
     box[0] = programs.add(state.params, box[0], None, batch, counted)
     return box[0]
 
-  took = seconds(one_pass)
+  took = decoding.seconds(one_pass)
   tokens = work.rows * work.length
   flops = roofline.forward_flops(work, tokens, work.length)
   flops += roofline.head_flops(work, work.rows * work.response)
@@ -215,7 +166,7 @@ def updating(work: workload.Workload, limit: float) -> dict[str, float]:
       held[0], metrics = programs.apply(held[0], *box[0])
       return metrics
 
-    found['step_s'] = seconds(one_step)
+    found['step_s'] = decoding.seconds(one_step)
   return found
 
 
@@ -286,7 +237,7 @@ def measure(size: Size, minutes: float) -> dict[str, Any]:
       break
     work = work_of(name, size)
     found['models'][name] = {
-        'decoding': decoding(work),
+        'decoding': decoding.measure(work),
         'updating': updating(work, 0.95 * limit),
     }
     print(f'{name} after {time.monotonic() - start:.0f} s', flush=True)

@@ -110,9 +110,10 @@ def test_what_makes_which_part_smaller():
   assert 'reference' not in parts('gradient', reference=False)
   kept = parts('gradient', rows=2)['kept activations']
   assert kept == gradient['kept activations'] / 2
-  assert gradient['kept activations'] > parts(
-      'gradient', keep_attention=False
-  )['kept activations']
+  assert (
+      gradient['kept activations']
+      > parts('gradient', keep_attention=False)['kept activations']
+  )
   kept = parts('gradient', remat=False)['kept activations']
   assert kept > 10 * gradient['kept activations']
   by_parts = parts('gradient', mlp_parts=8)
