@@ -35,6 +35,7 @@ import gin
 
 from hgpo_jax import field_types
 from hgpo_jax import gin_checks
+from hgpo_jax import gin_parts
 from hgpo_jax import gin_source
 from hgpo_jax import run_record
 
@@ -51,7 +52,7 @@ _T = TypeVar('_T')
 class _State:
   """What `load` made; the one mutable global beside gin's own."""
 
-  bindings: dict[gin_source.Key, gin_source.Binding] = dataclasses.field(
+  bindings: dict[gin_parts.Key, gin_parts.Binding] = dataclasses.field(
       default_factory=dict
   )
   root: Any = None

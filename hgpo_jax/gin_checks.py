@@ -10,6 +10,7 @@ from typing import Any
 
 import gin
 
+from hgpo_jax import gin_parts
 from hgpo_jax import gin_source
 
 _CONSTANT = 'gin.constant'
@@ -23,7 +24,7 @@ def _references(value: Any, selector: str) -> list[Any]:
   ]
 
 
-def check(bound: dict[gin_source.Key, gin_source.Binding]) -> None:
+def check(bound: dict[gin_parts.Key, gin_parts.Binding]) -> None:
   """Checks what can be known before anything is constructed."""
   macros = {key[0] for key in bound if key[1] == gin_source.MACRO}
   used: dict[str, set[str]] = {}
@@ -65,7 +66,7 @@ def _check_cycle(
     _check_cycle(user, used, (*path, user), where)
 
 
-def check_consumed(bound: dict[gin_source.Key, gin_source.Binding]) -> None:
+def check_consumed(bound: dict[gin_parts.Key, gin_parts.Binding]) -> None:
   """Refuses bindings that nothing read while the root was constructed."""
   # gin offers its record of calls as text only.
   calls = gin.config._OPERATIVE_CONFIG  # pylint: disable=protected-access

@@ -1,14 +1,24 @@
-"""What goes with a part of the configuration when another takes its place."""
+"""Bindings, and which of them go when a part takes the place of another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, TYPE_CHECKING
+import dataclasses
+from typing import Any
 
 import gin
 
-if TYPE_CHECKING:
-  from hgpo_jax import gin_source
+# (scope, complete selector, parameter); for a macro (name, 'gin.macro',
+# 'value').
+Key = tuple[str, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Binding:
+  """A bound value and where it was bound: 'file:line' or the flag."""
+
+  value: Any
+  where: str
 
 
 def references(value: Any) -> set[str]:
@@ -19,9 +29,9 @@ def references(value: Any) -> set[str]:
 
 
 def drop_replaced(
-    bound: dict[gin_source.Key, gin_source.Binding],
-    replaced: Sequence[tuple[gin_source.Key, gin_source.Binding]],
-) -> Iterator[tuple[str, int, gin_source.Binding]]:
+    bound: dict[Key, Binding],
+    replaced: Sequence[tuple[Key, Binding]],
+) -> Iterator[tuple[str, int, Binding]]:
   """Removes what was bound of parts that nothing refers to any more.
 
   So a file that names another estimator can follow one that sets up HGPO.

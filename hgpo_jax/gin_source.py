@@ -7,7 +7,6 @@ know where each binding came from and which one it replaced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-import dataclasses
 import difflib
 import inspect
 import io
@@ -28,10 +27,6 @@ SCOPES = ('train', 'eval')
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 MACRO = 'gin.macro'
 
-# (scope, complete selector, parameter); for a macro (name, 'gin.macro',
-# 'value').
-Key = tuple[str, str, str]
-
 
 class ConfigError(ValueError):
   """The configuration is wrong; the text says what to change."""
@@ -39,14 +34,6 @@ class ConfigError(ValueError):
   def __init__(self, message: str):
     super().__init__(message)
     self.message = message
-
-
-@dataclasses.dataclass(frozen=True)
-class Binding:
-  """A bound value and where it was bound: 'file:line' or the flag."""
-
-  value: Any
-  where: str
 
 
 def _search_path() -> tuple[pathlib.Path, ...]:
@@ -126,7 +113,7 @@ def parameters(selector: str) -> tuple[list[str], bool]:
   return [p.name for p in found], anything
 
 
-def text(key: Key) -> str:
+def text(key: gin_parts.Key) -> str:
   """Returns a key as it is written in a file."""
   scope, selector, parameter = key
   if selector == MACRO:
@@ -137,7 +124,7 @@ def text(key: Key) -> str:
 
 def parse(
     gin_files: Sequence[str], bindings: Sequence[str]
-) -> dict[Key, Binding]:
+) -> dict[gin_parts.Key, gin_parts.Binding]:
   """Binds everything and returns what was bound."""
   reader = _Reader()
   for name in gin_files:
@@ -175,8 +162,8 @@ class _Reader:
   """
 
   def __init__(self):
-    self.bound: dict[Key, Binding] = {}
-    self.replaced: list[tuple[Key, Binding]] = []
+    self.bound: dict[gin_parts.Key, gin_parts.Binding] = {}
+    self.replaced: list[tuple[gin_parts.Key, gin_parts.Binding]] = []
     self._read: set[pathlib.Path] = set()
 
   def read_file(
@@ -234,9 +221,11 @@ class _Reader:
     elif isinstance(statement, config_parser.BlockDeclaration):
       complete(statement.selector, where)
     else:
-      self._bind(_key(statement, where), Binding(statement.value, where))
+      self._bind(
+          _key(statement, where), gin_parts.Binding(statement.value, where)
+      )
 
-  def _bind(self, key: Key, binding: Binding) -> None:
+  def _bind(self, key: gin_parts.Key, binding: gin_parts.Binding) -> None:
     old = self.bound.pop(key, None)
     if old is not None and old.value != binding.value:
       self.replaced.append((key, old))
@@ -247,7 +236,9 @@ class _Reader:
     self.bound[key] = binding
 
 
-def _key(statement: config_parser.BindingStatement, where: str) -> Key:
+def _key(
+    statement: config_parser.BindingStatement, where: str
+) -> gin_parts.Key:
   scope, selector, parameter = statement[:3]
   if not parameter:
     return f'{scope}/{selector}' if scope else selector, MACRO, 'value'

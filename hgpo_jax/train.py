@@ -74,9 +74,9 @@ def main(argv: Sequence[str]) -> None:
 
   run_dir = _RUN_DIR.value and pathlib.Path(_RUN_DIR.value)
   try:
-    if run_dir:
-      config.check_resume(run_dir)
     if _DRY_RUN.value:
+      if run_dir:
+        config.check_resume(run_dir)
       return
     loop.train(spec, run_dir)
   except loop.FAILURES as error:

@@ -24,14 +24,15 @@ _ENTRIES = {'entry', 'train', 'eval', 'export', 'plan'}
 _ALLOWED = {
     'types': set(),
     'field_types': set(),
-    'gin_parts': {'gin_source'},
+    'gin_parts': set(),
     'gin_source': {'gin_parts'},
-    'gin_checks': {'gin_source'},
+    'gin_checks': {'gin_parts', 'gin_source'},
     'run_record': {'gin_source', 'whole_file'},
     'whole_file': set(),
     'config': {
         'types',
         'field_types',
+        'gin_parts',
         'gin_source',
         'gin_checks',
         'run_record',

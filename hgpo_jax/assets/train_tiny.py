@@ -217,7 +217,7 @@ def _run_phase(
   for step in range(phase.steps):
     params, state, response = update(params, state, *lesson(step))
     recent.append(response)
-    if (step + 1) % 100 == 0 or step + 1 == phase.steps:
+    if (step + 1) % 50 == 0 or step + 1 == phase.steps:
       print(
           f'{name} {step + 1}/{phase.steps}  response cross-entropy'
           f' {np.mean(jax.device_get(recent)):.4f} '
@@ -250,6 +250,7 @@ def make(
 def main(argv: Sequence[str]) -> None:
   del argv
   recipe = demonstrations.Recipe(games=flags.FLAGS.games)
+  print(f'playing {recipe.games} games to imitate', flush=True)
   examples = demonstrations.collect(recipe, flags.FLAGS.workers)
   print(f'{len(examples)} examples of {recipe.games} games', flush=True)
   make(pathlib.Path(flags.FLAGS.out), examples, Settings())

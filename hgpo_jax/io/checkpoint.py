@@ -10,11 +10,11 @@ there whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import shutil
 import time
 from typing import Any, Generic, TypeVar
 
@@ -189,7 +189,8 @@ class Checkpoints:
     if jax.process_index() == 0:
       for partial in self._folder.glob(f'{iteration}.*tmp*'):
         for _ in range(20):  # Writes of other items may still be under way.
-          shutil.rmtree(partial, ignore_errors=True)
+          with contextlib.suppress(OSError):
+            partial.rmtree()
           if not partial.exists():
             break
           time.sleep(0.1)
