@@ -20,6 +20,7 @@ from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
 from hgpo_jax.losses import ppo
+from hgpo_jax.models import base
 from hgpo_jax.models import qwen2
 from hgpo_jax.planning import workload
 from hgpo_jax.rollout import programs
@@ -162,7 +163,7 @@ def rollout_bytes(work: workload.Workload) -> dict[str, float]:
 
   Each uses up the cache that it is given: the one that it returns is no more.
   """
-  mesh = sharding.Mesh(*work.mesh).make_mesh()
+  mesh = sharding.Mesh(*work.sampling.mesh).make_mesh()
   with jax.set_mesh(mesh):
     lowered = sampler_programs(model_of(work), work, mesh)
     found = {}
@@ -173,11 +174,34 @@ def rollout_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
+def decode_shapes(model: qwen2.Qwen2, mesh: jax.sharding.Mesh) -> base.Params:
+  """Shapes and places of the weights that `lay_out` makes on a mesh."""
+  where = sharding.param_shardings(mesh, model.decode_axes())
+  init = lambda key: model.decode_params(model.init(key))
+  return jax.tree.map(_placed, jax.eval_shape(init, jax.random.key(0)), where)
+
+
+def sync_bytes(work: workload.Workload) -> dict[str, float]:
+  """Bytes of a device: what `lay_out` takes, makes, and needs meanwhile."""
+  mesh = sharding.Mesh(*work.mesh).make_mesh()
+  there = sharding.rollout_mesh(mesh, sharding.Mesh(*work.sampling.mesh))
+  model = model_of(work)
+  where = sharding.param_shardings(there, model.decode_axes())
+  lay_out = jax.jit(model.decode_params, out_shardings=where)
+  lowered = lay_out.lower(state_shapes(model, mesh).params)
+  used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+  return {
+      'taken': used.argument_size_in_bytes,
+      'made': used.output_size_in_bytes,
+      'temporary': used.temp_size_in_bytes,
+  }
+
+
 def sampler_programs(
     model: qwen2.Qwen2, work: workload.Workload, mesh: jax.sharding.Mesh
 ) -> dict[str, jax.stages.Lowered]:
   """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest."""
-  params = _outputs(model.decode_params, state_shapes(model, mesh).params)
+  params = decode_shapes(model, mesh)
   cache = _outputs(lambda: model.init_cache(work.sampler_rows, work.entries))
   count, of = work.prefill_tokens // work.prefill_block, jax.ShapeDtypeStruct
   tokens_NC = of((count, work.prefill_block), jnp.int32)

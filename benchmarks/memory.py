@@ -30,6 +30,7 @@ from absl import flags
 from benchmarks import compiled
 from hgpo_jax.models import configs
 from hgpo_jax.planning import memory
+from hgpo_jax.planning import rollout_memory
 from hgpo_jax.planning import workload
 
 # Model, and the sizes of data, fsdp and tensor.
@@ -96,16 +97,18 @@ def measure_rollout(
   work = dataclasses.replace(
       work, prompt=1024, new_tokens=128, sampler_rows=16 * work.shares
   )
-  parts = memory.need(work, 'cpu')['rollout'].parts
-  state = ('weights', 'moments', 'reference')
+  planned = {k: sum(v.values()) for k, v in rollout_memory.moments(work).items()}
   # An argument that a program leaves unused is none of its own, and prefill
   # leaves many: what lies there anyway is counted by decode, which needs all.
   used = compiled.rollout_bytes(work)
   there = used['decode'] - used['decode temporary']
   fullest = max(used['prefill temporary'], used['decode temporary'])
+  sync = compiled.sync_bytes(work)
   return {
       'compiled': there + fullest,
-      'planned': sum(s for part, s in parts.items() if part not in state),
+      'planned': max(planned['prefill'], planned['decode']),
+      'sync compiled': sync['made'] + sync['temporary'],
+      'sync planned': planned['sync'],
   }
 
 
@@ -181,18 +184,19 @@ def main(argv: Sequence[str]) -> None:
           f'       loss and gradient alone, {work.rows} x {work.length}, all'
           f' scored: {row["gradient_alone"] / 1e9:.2f} GB temporary'
       )
-  print('\nmodel  layers  data,fsdp,tensor  rollout GB    plan  ratio')
+  print(
+      '\nmodel  layers  data,fsdp,tensor  rollout GB    plan  ratio'
+      '     sync GB    plan  ratio'
+  )
   for name, mesh, layers in SAMPLED:
     if flags.FLAGS.model and name != flags.FLAGS.model:
       continue
     row = _child(name, mesh, layers, rollout=True)
-    used, planned = row['compiled'], row['planned']
-    shape = ','.join(map(str, mesh))
-    print(
-        f'{name:6}{layers:7}{shape:>18}{used / 1e9:12.2f}'
-        f'{planned / 1e9:8.2f}{planned / used:7.2f}',
-        flush=True,
-    )
+    cells = ''
+    for what in ('', 'sync '):
+      used, planned = row[f'{what}compiled'], row[f'{what}planned']
+      cells += f'{used / 1e9:12.2f}{planned / 1e9:8.2f}{planned / used:7.2f}'
+    print(f'{name:6}{layers:7}{",".join(map(str, mesh)):>18}{cells}', flush=True)
 
 
 def _define_flags() -> None:

@@ -12,6 +12,7 @@ a run whose policy folder is there needs none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
 import sys
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from absl import flags
 from hgpo_jax import entry
 
 if TYPE_CHECKING:  # They import jax, which --help does not need.
+  from hgpo_jax import sharding
   from hgpo_jax.models import base
   from hgpo_jax.planning import devices
   from hgpo_jax.planning import workload
@@ -36,6 +38,9 @@ _DEVICES = flags.DEFINE_string(
 _TPU = flags.DEFINE_string('tpu', None, 'The same as --devices.')
 _MESH = flags.DEFINE_string(
     'mesh', '', 'Such as data=1,fsdp=16,tensor=4; one of them may be -1.'
+)
+_ROLLOUT_MESH = flags.DEFINE_string(
+    'rollout_mesh', '', 'Such as tensor=8: for sampling, on the same devices.'
 )
 _DTYPE = flags.DEFINE_enum(
     'dtype', 'bfloat16', ['float32', 'bfloat16'], 'Of activations.'
@@ -83,10 +88,12 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
   mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
-  shares = mesh[0] * mesh[1]
+  there = sharding.rollout_shape(mesh, _rollout_mesh())
+  shares = there[0] * there[1]
   return workload.Workload(
       model=_model(_MODEL.value),
       mesh=mesh,
+      rollout_mesh=there,
       compute_dtype=_DTYPE.value,
       lora=lora.LoRA(_LORA.value, base_dtype='bfloat16')
       if _LORA.value
@@ -103,6 +110,15 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   )
 
 
+def _rollout_mesh() -> sharding.RolloutMesh | None:
+  from hgpo_jax import sharding
+
+  if not _ROLLOUT_MESH.value:
+    return None
+  named = axes(_ROLLOUT_MESH.value, 'rollout_mesh')
+  return sharding.RolloutMesh(**named)
+
+
 def _configured(slice_: devices.Slice) -> workload.Workload:
   from hgpo_jax import config
   from hgpo_jax import sharding
@@ -113,6 +129,8 @@ def _configured(slice_: devices.Slice) -> workload.Workload:
   if _MODEL.value:  # Stands for the run's own folder, which need not be there.
     bindings.append(f'PolicySource.folder = {_MODEL.value!r}')
   spec = config.load(flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment)
+  if _ROLLOUT_MESH.value:
+    spec = dataclasses.replace(spec, rollout_mesh=_rollout_mesh())
   mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
   model = _model(_MODEL.value or str(spec.policy.path))
   return footprint.largest(spec, model, mesh.shape(slice_.chips))
@@ -132,14 +150,14 @@ def _model(name: str) -> base.ModelConfig:
   return hf.read_config(name)
 
 
-def axes(text: str) -> dict[str, int]:
+def axes(text: str, flag: str = 'mesh') -> dict[str, int]:
   """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or the rest."""
   found = {}
   for part in filter(None, text.split(',')):
     axis, _, size = part.partition('=')
     if axis not in ('data', 'fsdp', 'tensor') or not size.lstrip('-').isdigit():
       raise ValueError(
-          f'--mesh={text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
+          f'--{flag}={text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
       )
     found[axis] = int(size)
   return found

@@ -94,17 +94,37 @@ def _free(
   if work.logits_tokens > max(128, work.rows):
     half = work.logits_tokens // 2
     yield f'Minibatches.logits_tokens = {half}', change(logits_tokens=half)
-  if work.sampler_rows >= 2 * work.shares:
-    half = work.sampler_rows // 2 // work.shares * work.shares
+  shares = work.sampling.shares
+  if work.sampler_rows >= 2 * shares:
+    half = work.sampler_rows // 2 // shares * shares
     knob = f'Sampler.row_buckets = (..., {half})'
     yield knob, change(sampler_rows=half)
   if not work.remat:
     yield 'PolicySource.remat = True', change(remat=True)
   for shape in _meshes(work):
-    sampled = max(work.sampler_rows, shape[0] * shape[1])
     text = ', '.join(map(str, shape))
     knob = f'Mesh.data, Mesh.fsdp, Mesh.tensor = {text}'
-    yield knob, change(mesh=shape, sampler_rows=sampled)
+    yield knob, change(mesh=shape, sampler_rows=_rows(work, shape))
+  data, fsdp, tensor = work.sampling.mesh
+  if data % 2 == 0:
+    other = change(rollout_mesh=(data // 2, fsdp, 2 * tensor))
+    if _divides(other):
+      knob = f'Experiment.rollout_mesh with RolloutMesh.tensor = {2 * tensor}'
+      yield knob, other
+
+
+def _rows(work: workload.Workload, shape: tuple[int, int, int]) -> int:
+  """Rows of the cache on another mesh, which has to divide them."""
+  shares = dataclasses.replace(work, mesh=shape).sampling.shares
+  return max(work.sampler_rows, shares)
+
+
+def _divides(work: workload.Workload) -> bool:
+  try:
+    work.check()
+  except ValueError:
+    return False
+  return True
 
 
 def _meshes(work: workload.Workload) -> Iterator[tuple[int, int, int]]:
@@ -114,11 +134,8 @@ def _meshes(work: workload.Workload) -> Iterator[tuple[int, int, int]]:
   if fsdp % 2 == 0:
     tried.append((data, fsdp // 2, tensor * 2))
   for shape in tried:
-    try:
-      dataclasses.replace(work, mesh=shape).check()
-    except ValueError:
-      continue
-    yield shape
+    if _divides(dataclasses.replace(work, mesh=shape)):
+      yield shape
 
 
 def _paid(

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
+from hgpo_jax.planning import rollout_memory
 from hgpo_jax.planning import workload
 
 _FLOAT32 = 4
@@ -260,50 +261,5 @@ def _score(work: workload.Workload) -> dict[str, float]:
 
 
 def _rollout(work: workload.Workload) -> dict[str, float]:
-  """Weights to decode with, the cache, and the fuller of two programs."""
-  m = work.model
-  cache = 2 * m.num_layers * m.num_kv_heads * m.head_dim * work.width
-  rows = work.sampler_rows / work.shares
-  fixed = {
-      'decode weights': work.width * work.parameters().share,
-      'KV cache': rows * work.entries * cache / work.mesh[2],
-  }
-  programs = _prefill(work), _decode(work)
-  return fixed | max(programs, key=lambda parts: sum(parts.values()))
-
-
-def _prefill(work: workload.Workload) -> dict[str, float]:
-  """Blocks of prompts; the last layer has only its keys and values made."""
-  m, tensor = work.model, work.mesh[2]
-  blocks = work.prefill_tokens / work.prefill_block
-  a_share = work.prefill_tokens / work.shares
-  numbers = work.width * work.entries / tensor
-  seen = blocks * 2 * m.num_kv_heads * m.head_dim * numbers
-  scores = a_share * m.num_heads * work.entries * _FLOAT32 / tensor
-  residual = a_share * m.hidden_size * work.width
-  mlp = a_share * m.intermediate_size * work.width / tensor
-  # Of a cache that is split, every device gets the rows of all blocks.
-  attending = 2 * seen if work.shares > 1 else seen / 2 + 2 * scores
-  parts = {
-      'prompt activations': max(attending + 2 * residual, 3 * mlp + residual)
-  }
-  if work.mesh[1] > 1:
-    layers = work.parameters().layers * (m.num_layers - 1) / m.num_layers
-    parts['gathered weights'] = work.width * layers / tensor
-  return parts
-
-
-def _decode(work: workload.Workload) -> dict[str, float]:
-  """A token of each row; drawing needs some logits whole.
-
-  All fsdp shares of the weights are gathered before the first step.
-  """
-  m, tensor = work.model, work.mesh[2]
-  rows = work.sampler_rows / work.shares
-  logits = rows * m.vocab_size * _FLOAT32
-  scores = rows * m.num_heads * work.entries * _FLOAT32 / tensor
-  parts = {'logits': max((2.5 + 3.5 / tensor) * logits, 2 * scores)}
-  if work.mesh[1] > 1:
-    whole = work.parameters().whole / tensor
-    parts['gathered weights'] = work.width * whole
-  return parts
+  moments = rollout_memory.moments(work).values()
+  return max(moments, key=lambda parts: sum(parts.values()))

@@ -39,6 +39,7 @@ def text(
 def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
   own, trained = work.parameters(), work.trained()
   device, (data, fsdp, tensor) = slice_.device, work.mesh
+  copies, split, heads = work.sampling.mesh
   trains = (
       'all trained'
       if work.lora is None
@@ -49,7 +50,8 @@ def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
       f' {work.compute_dtype}',
       f'devices   {slice_.chips} x {device.name}, each {device.memory_gb:g} GB,'
       f' {device.teraflops:g} TFLOP/s, {device.bandwidth_gbs:g} GB/s',
-      f'mesh      data={data} fsdp={fsdp} tensor={tensor}',
+      f'mesh      data={data} fsdp={fsdp} tensor={tensor}, sampling on'
+      f' data={copies} fsdp={split} tensor={heads}',
       f'iteration {work.episodes} episodes of at most {work.steps} steps,'
       f' {work.prompt} + {work.new_tokens} tokens each',
       f'a pass    {work.rows} rows of {work.length} tokens on each of'
@@ -110,6 +112,7 @@ def _times(
     seconds: roofline.Seconds, efficiency: roofline.Efficiency
 ) -> list[str]:
   phases = {
+      'sync': seconds.sync,
       'prefill': seconds.prefill,
       'decode': seconds.decode,
       'score': seconds.score,

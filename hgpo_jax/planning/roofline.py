@@ -50,6 +50,7 @@ class Seconds:
   """Seconds of each phase of one iteration.
 
   Attributes:
+    sync: laying out the weights for sampling.
     prefill: reading prompts.
     decode: writing responses.
     score: log-probs of the learner and of the reference.
@@ -57,6 +58,7 @@ class Seconds:
     tokens: prompt and response tokens of the iteration, padding included.
   """
 
+  sync: float
   prefill: float
   decode: float
   score: float
@@ -65,7 +67,7 @@ class Seconds:
 
   @property
   def rollout(self) -> float:
-    return self.prefill + self.decode
+    return self.sync + self.prefill + self.decode
 
   @property
   def total(self) -> float:
@@ -83,9 +85,11 @@ def seconds(
 ) -> Seconds:
   """Seconds of the phases on this many of these devices, one mesh of them."""
   rate = _Rate(work, device, efficiency)
+  there = _Rate(work.sampling, device, efficiency)
   return Seconds(
-      prefill=_prefill(work, rate),
-      decode=_decode(work, rate),
+      sync=_sync(rate, there),
+      prefill=_prefill(work.sampling, there),
+      decode=_decode(work.sampling, there),
       score=_score(work, rate),
       update=_update(work, rate),
       tokens=work.total_steps * (work.prompt + work.new_tokens),
@@ -158,6 +162,14 @@ def _layer_bytes(work: workload.Workload) -> float:
 def _calls(work: workload.Workload) -> int:
   """Batches that are sampled in an iteration."""
   return work.steps * math.ceil(work.episodes / work.sampler_rows)
+
+
+def _sync(rate: _Rate, there: _Rate) -> float:
+  """Reading weights and writing them in another layout; what links move."""
+  work = there.work
+  held, made = rate.work.parameters().share, work.parameters().share
+  written = (4 * held + work.width * made) / rate.bytes
+  return written + work.width * max(0.0, made - held) / rate.link
 
 
 def _prefill(work: workload.Workload, rate: _Rate) -> float:

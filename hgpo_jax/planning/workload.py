@@ -27,6 +27,8 @@ class Workload:
   Attributes:
     model: shapes of the policy.
     mesh: sizes of (data, fsdp, tensor).
+    rollout_mesh: the same while responses are sampled; None for what
+      `sharding.rollout_shape` makes of `mesh`.
     compute_dtype: of activations; 'float32' or 'bfloat16'.
     remat: whether a layer's activations are made again in the backward pass.
     keep_attention: with `remat`, whether what attention gave is kept.
@@ -51,6 +53,7 @@ class Workload:
 
   model: base.ModelConfig
   mesh: tuple[int, int, int]
+  rollout_mesh: tuple[int, int, int] | None = None
   compute_dtype: str = 'bfloat16'
   remat: bool = True
   keep_attention: bool = True
@@ -78,6 +81,12 @@ class Workload:
     return self.mesh[0] * self.mesh[1]
 
   @property
+  def sampling(self) -> Workload:
+    """The same on the mesh of sampling, where all of it lies as there."""
+    mesh = self.rollout_mesh or sharding.rollout_shape(self.mesh)
+    return dataclasses.replace(self, mesh=mesh, rollout_mesh=mesh)
+
+  @property
   def width(self) -> int:
     """Bytes of a number in the compute dtype."""
     return BYTES[self.compute_dtype]
@@ -94,9 +103,12 @@ class Workload:
     return -(-(self.prompt + self.new_tokens - 1) // unit) * unit
 
   def check(self) -> None:
-    """Raises ValueError unless the mesh divides the model's axes."""
-    mesh = jax.sharding.AbstractMesh(self.mesh, sharding.MESH_AXES)
-    sharding.check_divides(mesh, qwen2.Qwen2(self.model).axis_sizes())
+    """Raises ValueError unless both meshes divide the model's axes."""
+    sizes = qwen2.Qwen2(self.model).axis_sizes()
+    names = sharding.Mesh().name, sharding.RolloutMesh().name
+    for shape, name in zip((self.mesh, self.sampling.mesh), names):
+      mesh = jax.sharding.AbstractMesh(shape, sharding.MESH_AXES)
+      sharding.check_divides(mesh, sizes, name)
 
   def parameters(self) -> Parameters:
     """Numbers of the policy's own weights."""

@@ -48,9 +48,26 @@ def test_one_device_by_hand():
   assert seconds.update == close(
       passes / 1e14 + 4 * scores * 1024**2 / 1e12 + step
   )
+  # Read in float32, written in bfloat16.
+  assert seconds.sync == close(6 * 1.5437e9 / 1e12)
+  rollout = seconds.sync + seconds.prefill + seconds.decode
   assert seconds.total == pytest.approx(
-      seconds.prefill + seconds.decode + seconds.score + seconds.update
+      rollout + seconds.score + seconds.update
   )
+
+
+def test_weights_are_gathered_once_an_iteration_or_in_every_call():
+  split = dataclasses.replace(_WORK, mesh=(1, 8, 1))
+  gathering = dataclasses.replace(split, rollout_mesh=(1, 8, 1))
+  own, every = (
+      roofline.seconds(work, _DEVICE, _ALL) for work in (split, gathering)
+  )
+  # Seven eighths of 3.1 GB over links of 50 GB/s; an eighth is there.
+  moved = 7 / 8 * 2 * 1.5437e9 / 50e9
+  assert own.sync == pytest.approx(
+      moved + (4 / 8 + 2) * 1.5437e9 / 1e12, rel=1e-3
+  )
+  assert every.sync < own.sync / 8 and every.prefill > own.prefill
 
 
 def test_more_devices_are_faster_until_links_bind():
