@@ -97,7 +97,9 @@ def measure_rollout(
   work = dataclasses.replace(
       work, prompt=1024, new_tokens=128, sampler_rows=16 * work.shares
   )
-  planned = {k: sum(v.values()) for k, v in rollout_memory.moments(work).items()}
+  planned = {
+      k: sum(v.values()) for k, v in rollout_memory.moments(work).items()
+  }
   # An argument that a program leaves unused is none of its own, and prefill
   # leaves many: what lies there anyway is counted by decode, which needs all.
   used = compiled.rollout_bytes(work)
@@ -196,7 +198,9 @@ def main(argv: Sequence[str]) -> None:
     for what in ('', 'sync '):
       used, planned = row[f'{what}compiled'], row[f'{what}planned']
       cells += f'{used / 1e9:12.2f}{planned / 1e9:8.2f}{planned / used:7.2f}'
-    print(f'{name:6}{layers:7}{",".join(map(str, mesh)):>18}{cells}', flush=True)
+    print(
+        f'{name:6}{layers:7}{",".join(map(str, mesh)):>18}{cells}', flush=True
+    )
 
 
 def _define_flags() -> None:

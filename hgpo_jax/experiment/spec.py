@@ -222,7 +222,7 @@ class Experiment:
   lora: lora_lib.LoRA | None = None
   mesh: sharding.Mesh = sharding.Mesh()
   rollout_mesh: sharding.Mesh | None = None
-  sync_probe: sync_lib.SyncProbe = sync_lib.SyncProbe()
+  sync_probe: sync_lib.SyncProbe = config.may_change(sync_lib.SyncProbe())
   workers: workers_lib.Workers = config.may_change(workers_lib.Workers())
   logging: metrics.Logging = config.may_change(metrics.Logging())
   split: str = 'train'
