@@ -38,8 +38,7 @@ def text(
 
 def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
   own, trained = work.parameters(), work.trained()
-  device, (data, fsdp, tensor) = slice_.device, work.mesh
-  copies, split, heads = work.sampling.mesh
+  device, there = slice_.device, work.sampling.mesh
   trains = (
       'all trained'
       if work.lora is None
@@ -50,13 +49,17 @@ def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
       f' {work.compute_dtype}',
       f'devices   {slice_.chips} x {device.name}, each {device.memory_gb:g} GB,'
       f' {device.teraflops:g} TFLOP/s, {device.bandwidth_gbs:g} GB/s',
-      f'mesh      data={data} fsdp={fsdp} tensor={tensor}, sampling on'
-      f' data={copies} fsdp={split} tensor={heads}',
+      f'mesh      {_axes(work.mesh)}'
+      + (f', sampling on {_axes(there)}' if there != work.mesh else ''),
       f'iteration {work.episodes} episodes of at most {work.steps} steps,'
       f' {work.prompt} + {work.new_tokens} tokens each',
       f'a pass    {work.rows} rows of {work.length} tokens on each of'
       f' {work.shares} shares, {work.response} of them scored',
   ]
+
+
+def _axes(mesh: tuple[int, int, int]) -> str:
+  return 'data={} fsdp={} tensor={}'.format(*mesh)
 
 
 def table(needs: Mapping[str, memory.Need]) -> list[str]:
