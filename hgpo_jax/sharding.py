@@ -175,6 +175,12 @@ def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
   return math.prod(mesh.shape[axis] for axis in RULES[logical_axis])
 
 
+def splits(logical_axis: str) -> bool:
+  """Whether the mesh in force, if any, splits a logical axis."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return not mesh.empty and ways(mesh, logical_axis) > 1
+
+
 def check_divides(
     mesh: jax.sharding.Mesh, sizes: Mapping[str, int], name: str = 'Mesh'
 ) -> None:

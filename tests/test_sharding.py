@@ -345,17 +345,14 @@ def test_decoding_gathers_no_weights(int8):
     with jax.set_mesh(there):
       cache = jax.jit(model.init_cache, static_argnums=(0, 1))(8, 64)
       compiled = jax.jit(decode).lower(weights, cache, *prompts).compile()
-    found = re.findall(r'\[([\d,]+)\]\S* all-gather\(', compiled.as_text())
-    sizes = [math.prod(map(int, shape.split(','))) for shape in found]
-    # New keys and values of all rows are 8 * 8 * 4 numbers; of the kernels
-    # none has fewer than 16 * 64.
-    gathers[spec] = sum(size >= 16 * 64 for size in sizes)
+    gathers[spec] = len(re.findall(r' all-gather\(', compiled.as_text()))
     whole = all(
         x.sharding.is_fully_replicated for x in jax.tree.leaves(weights)
     )
     assert whole == (spec is None)
     assert cache.k[0].addressable_shards[0].data.shape[0] == 1
-  # Of those that are split: qkv, o, gate with up, and down at least.
+  # With fsdp qkv, o, gate with up, and down at least. Without it nothing at
+  # all, not what rows write into the cache either.
   assert gathers[None] == 0 and gathers[sharding.Mesh(fsdp=8)] >= 4
 
 
