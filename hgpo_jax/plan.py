@@ -88,12 +88,13 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
   mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
-  there = sharding.rollout_shape(mesh, _rollout_mesh())
-  shares = there[0] * there[1]
+  there = _rollout_mesh()
+  sampling = sharding.rollout_shape(mesh, there)
+  shares = sampling[0] * sampling[1]
   return workload.Workload(
       model=_model(_MODEL.value),
       mesh=mesh,
-      rollout_mesh=there,
+      rollout_mesh=sampling if there else None,
       compute_dtype=_DTYPE.value,
       lora=lora.LoRA(_LORA.value, base_dtype='bfloat16')
       if _LORA.value

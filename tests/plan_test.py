@@ -50,6 +50,14 @@ def test_a_mistake_is_one_line():
   )
 
 
+def test_a_mesh_of_its_own_for_sampling():
+  flags = '--model=7b', '--tpu=v5e-8', '--mesh=fsdp=8'
+  done = _run(*flags, '--rollout_mesh=tensor=4')
+  assert 'fsdp=8 tensor=1, sampling on data=2 fsdp=1 tensor=4' in done.stdout
+  done = _run(*flags, '--rollout_mesh=tensor=3')
+  assert 'RolloutMesh(data=-1, fsdp=1, tensor=3): the product' in done.stderr
+
+
 def test_a_mesh_as_text():
   assert plan.axes('') == {}
   assert plan.axes('data=2,fsdp=-1') == {'data': 2, 'fsdp': -1}

@@ -30,11 +30,11 @@ def largest(
     mesh: tuple[int, int, int],
 ) -> workload.Workload:
   """What an experiment asks for if every step is as long as is allowed."""
-  batches, sampler = spec.minibatches, spec.sampler
+  batches, sampler, there = spec.minibatches, spec.sampler, spec.rollout_mesh
   return workload.Workload(
       model=model,
       mesh=mesh,
-      rollout_mesh=sharding.rollout_shape(mesh, spec.rollout_mesh),
+      rollout_mesh=there and sharding.rollout_shape(mesh, there),
       compute_dtype=spec.policy.compute_dtype,
       remat=spec.policy.remat,
       keep_attention=spec.policy.keep_attention,

@@ -65,7 +65,9 @@ def turns(
           Turn(knob, other, peak(other, platform))
           for knob, other in options(work)
       ]
-      best = min(made, key=lambda turn: turn.peak, default=None)
+      # Of those about as good the first, which changes least.
+      share = lambda turn, now=now: round(turn.peak / now, 2)
+      best = min(made, key=share, default=None)
       if best is None or best.peak > 0.99 * now:
         break
       work, now = best.work, best.peak
@@ -101,16 +103,16 @@ def _free(
     yield knob, change(sampler_rows=half)
   if not work.remat:
     yield 'PolicySource.remat = True', change(remat=True)
-  for shape in _meshes(work):
-    text = ', '.join(map(str, shape))
-    knob = f'Mesh.data, Mesh.fsdp, Mesh.tensor = {text}'
-    yield knob, change(mesh=shape, sampler_rows=_rows(work, shape))
   data, fsdp, tensor = work.sampling.mesh
   if data % 2 == 0:
     other = change(rollout_mesh=(data // 2, fsdp, 2 * tensor))
     if _divides(other):
       knob = f'Experiment.rollout_mesh with RolloutMesh.tensor = {2 * tensor}'
       yield knob, other
+  for shape in _meshes(work):
+    text = ', '.join(map(str, shape))
+    knob = f'Mesh.data, Mesh.fsdp, Mesh.tensor = {text}'
+    yield knob, change(mesh=shape, sampler_rows=_rows(work, shape))
 
 
 def _rows(work: workload.Workload, shape: tuple[int, int, int]) -> int:

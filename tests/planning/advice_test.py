@@ -44,8 +44,16 @@ def test_what_changes_the_training_comes_last():
   found = advice.turns(work, 12e9, 'tpu')
   assert found[-1].peak <= advice.USABLE * 12e9
   knobs = [turn.knob for turn in found]
-  assert knobs[0] == 'Mesh.data, Mesh.fsdp, Mesh.tensor = 1, 4, 4'
+  assert knobs[0] == 'Experiment.rollout_mesh with RolloutMesh.tensor = 4'
   assert "include 'models/lora.gin'" in knobs[1:]
+
+
+def test_a_copy_that_does_not_fit_is_split_for_sampling_alone():
+  work = workload.Workload(configs.CONFIGS['7b'], (1, 64, 1))
+  (turn,) = advice.turns(work, 16e9, 'tpu')
+  knob = 'Experiment.rollout_mesh with RolloutMesh.tensor = 2'
+  assert turn.knob == knob and turn.work.mesh == work.mesh
+  assert turn.work.sampling.mesh == (32, 1, 2)
 
 
 def test_it_says_so_where_nothing_helps():
