@@ -9,6 +9,7 @@ shardings, `constrain` pins them where propagation would lose them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -56,24 +57,29 @@ class Mesh:
   fsdp: int = -1
   tensor: int = 1
 
+  @property
+  def name(self) -> str:
+    """Whose fields are to be set."""
+    return type(self).__name__
+
   def shape(self, num_devices: int) -> tuple[int, int, int]:
     """Sizes of the axes for a number of devices; raises if they don't fit."""
-    sizes = {name: getattr(self, name) for name in MESH_AXES}
+    own, sizes = self.name, {name: getattr(self, name) for name in MESH_AXES}
     free = [name for name, size in sizes.items() if size == -1]
     bad = [name for name, size in sizes.items() if size < 1 and size != -1]
     if bad or len(free) > 1:
       raise ValueError(
-          f'Mesh({_assignments(sizes)}): every axis must be at least 1, and at'
-          ' most one may be -1 (the remaining devices). Set Mesh.data,'
-          ' Mesh.fsdp and Mesh.tensor.'
+          f'{own}({_assignments(sizes)}): every axis must be at least 1, and at'
+          f' most one may be -1 (the remaining devices). Set {own}.data,'
+          f' {own}.fsdp and {own}.tensor.'
       )
     fixed = math.prod(size for size in sizes.values() if size != -1)
     if num_devices % fixed or (not free and fixed != num_devices):
       wanted = 'divide' if free else 'equal'
       raise ValueError(
-          f'Mesh({_assignments(sizes)}): the product {fixed} must {wanted} the'
-          f' number of devices, {num_devices}. Change Mesh.data, Mesh.fsdp or'
-          ' Mesh.tensor; one of them may be -1 to take the rest.'
+          f'{own}({_assignments(sizes)}): the product {fixed} must {wanted} the'
+          f' number of devices, {num_devices}. Change {own}.data, {own}.fsdp or'
+          f' {own}.tensor; one of them may be -1 to take the rest.'
       )
     for name in free:
       sizes[name] = num_devices // fixed
@@ -90,6 +96,61 @@ class Mesh:
         axis_types=(AxisType.Auto,) * len(MESH_AXES),
         devices=devices,
     )
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class RolloutMesh(Mesh):
+  """How the same devices are arranged while responses are sampled.
+
+  Attributes:
+    data: copies of the weights; rows of the cache are split over it.
+    fsdp: weights and rows are split over it. Above 1 every step of decoding
+      gathers the weights.
+    tensor: heads, MLP width and vocabulary are split over it. More than in
+      training where a whole copy of the weights does not fit a device.
+  """
+
+  data: int = -1
+  fsdp: int = 1
+  tensor: int = 1
+
+
+def rollout_shape(
+    shape: Sequence[int], spec: Mesh | None = None
+) -> tuple[int, int, int]:
+  """Sizes of the axes for sampling, on the devices of a mesh for training.
+
+  Args:
+    shape: sizes of the training mesh.
+    spec: what is wanted; None keeps `tensor` and makes data of what was fsdp,
+      so that no step of decoding has to gather weights.
+  """
+  data, fsdp, tensor = shape
+  if spec is None:
+    return data * fsdp, 1, tensor
+  return spec.shape(data * fsdp * tensor)
+
+
+def rollout_mesh(
+    mesh: jax.sharding.Mesh, spec: Mesh | None = None
+) -> jax.sharding.Mesh:
+  """The mesh for sampling: the devices of `mesh` in their order.
+
+  The order lets one program take arrays of the one mesh and give those of the
+  other, see `rollout_shape`.
+  """
+  shape = rollout_shape(mesh.devices.shape, spec)
+  return jax.sharding.Mesh(
+      mesh.devices.reshape(shape), MESH_AXES, axis_types=mesh.axis_types
+  )
+
+
+def use(
+    mesh: jax.sharding.Mesh | None,
+) -> contextlib.AbstractContextManager[Any]:
+  """Where `constrain` finds the mesh; nothing without one."""
+  return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def _assignments(sizes: Mapping[str, int]) -> str:
@@ -114,18 +175,21 @@ def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
   return math.prod(mesh.shape[axis] for axis in RULES[logical_axis])
 
 
-def check_divides(mesh: jax.sharding.Mesh, sizes: Mapping[str, int]) -> None:
+def check_divides(
+    mesh: jax.sharding.Mesh, sizes: Mapping[str, int], name: str = 'Mesh'
+) -> None:
   """Raises unless the mesh splits every logical axis into equal parts.
 
   Args:
     mesh: a mesh with the axes `MESH_AXES`.
     sizes: size of each logical axis, such as {'kv_heads': 2}.
+    name: `Mesh.name` of what it was made from.
   """
   for axis, size in sizes.items():
     parts = ways(mesh, axis)
     if size % parts:
       over = ' x '.join(f'{a}={mesh.shape[a]}' for a in RULES[axis])
-      knobs = ' or '.join(f'Mesh.{a}' for a in RULES[axis])
+      knobs = ' or '.join(f'{name}.{a}' for a in RULES[axis])
       raise ValueError(
           f'The mesh splits {axis!r} ({size}) over {over}, but {size} is not'
           f' divisible by {parts}. Set {knobs} so that the product divides'
@@ -138,7 +202,14 @@ def param_shardings(mesh: jax.sharding.Mesh, logical_axes: LogicalAxes) -> Any:
   return jax.tree.map(
       lambda axes: NamedSharding(mesh, spec(axes)),
       logical_axes,
-      is_leaf=lambda x: isinstance(x, tuple),
+      is_leaf=is_axes,
+  )
+
+
+def is_axes(x: Any) -> bool:
+  """Whether `x` is the logical axes of one array, not a tuple of trees."""
+  return isinstance(x, tuple) and all(
+      axis is None or isinstance(axis, str) for axis in x
   )
 
 

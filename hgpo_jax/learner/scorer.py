@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-import contextlib
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax import types
 from hgpo_jax.learner import arrays
 from hgpo_jax.losses import token_logprobs
@@ -70,7 +69,7 @@ class Scorer:
   ) -> tuple[jax.Array, jax.Array]:
     """(log-probs, entropies), [B, R] on the device, in one pass."""
     placed = arrays.put(rollout, self._mesh)
-    with mesh_context(self._mesh):
+    with sharding.use(self._mesh):
       return self._score(params, placed)
 
   def score_parts(
@@ -111,13 +110,6 @@ def _slots(rollout: types.RolloutBatch) -> tuple[np.ndarray, np.ndarray]:
   new[1:] = (row[1:] != row[:-1]) | (segment[1:] != segment[:-1])
   starts, index = np.flatnonzero(new), np.cumsum(new) - 1
   return index, np.arange(len(row)) - starts[index]
-
-
-def mesh_context(
-    mesh: jax.sharding.Mesh | None,
-) -> contextlib.AbstractContextManager[Any]:
-  """Where `sharding.constrain` finds the mesh; nothing without one."""
-  return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
 def logprob_gap(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hgpo_jax import sharding
 from hgpo_jax import types
 from hgpo_jax.learner import arrays
 from hgpo_jax.learner import optimizer as optimizer_lib
@@ -107,7 +108,7 @@ class Update:
             for part in minibatch
         ),
     )
-    with scorer.mesh_context(self._mesh):
+    with sharding.use(self._mesh):
       sums = None
       for part in minibatch:
         batch = arrays.put(part, self._mesh)

@@ -110,5 +110,8 @@ class LanguageModel(Protocol):
   def logical_axes(self) -> Any:
     """The parameter tree with a tuple of logical axes at each leaf."""
 
+  def decode_axes(self) -> Any:
+    """The same for the tree that `decode_params` makes."""
+
   def axis_sizes(self) -> Mapping[str, int]:
     """Sizes of the logical axes that a mesh has to divide."""

@@ -133,6 +133,12 @@ class Qwen2:
         params, self.config, self.compute_dtype, self.int8_rollout
     )
 
+  def decode_axes(self) -> sharding.LogicalAxes:
+    """The tree of `decode_params` with logical axes at each leaf."""
+    return qwen2_cached.decode_axes(
+        self.logical_axes(), self.config.num_layers, self.int8_rollout
+    )
+
   def extend(
       self,
       params: base.Params,

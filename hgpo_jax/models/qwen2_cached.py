@@ -62,6 +62,29 @@ def decode_params(
   return params | {'layers': apart}
 
 
+def decode_axes(
+    axes: sharding.LogicalAxes, layers: int, int8: bool = False
+) -> sharding.LogicalAxes:
+  """Logical axes of what `decode_params` makes of parameters with `axes`."""
+  stacked = axes['layers']
+  attention, mlp = stacked['attention'], stacked['mlp']
+  of = lambda part, leaf: part[leaf][1:]
+  kernel = lambda x: quantize.Int8(x, x[1:]) if int8 else x
+  n_in, width = of(mlp['gate'], 'kernel')
+  layer = {
+      'attention_norm': {'scale': of(stacked['attention_norm'], 'scale')},
+      'mlp_norm': {'scale': of(stacked['mlp_norm'], 'scale')},
+      'qkv': {
+          'kernel': kernel((*of(attention['k'], 'kernel'), None, None)),
+          'bias': (*of(attention['k'], 'bias'), None, None),
+      },
+      'o': {'kernel': kernel(of(attention['o'], 'kernel'))},
+      'gate_up': kernel((n_in, None, width)),
+      'down': {'kernel': kernel(of(mlp['down'], 'kernel'))},
+  }
+  return axes | {'layers': (layer,) * layers}
+
+
 def _in_int8(layer: base.Params) -> base.Params:
   found = {**layer, 'gate_up': quantize.quantize(layer['gate_up'])}
   for name in ('qkv', 'o', 'down'):

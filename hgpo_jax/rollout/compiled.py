@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax.models import base
 from hgpo_jax.rollout import programs
 from hgpo_jax.rollout import requests
@@ -19,14 +20,15 @@ _COPIED = 8
 
 
 @functools.lru_cache(maxsize=16)
-def shared(mesh: object, *args: object) -> Compiled:
+def shared(mesh: jax.sharding.Mesh | None, *args: object) -> Compiled:
   """The one `Compiled` of these arguments, on a mesh, in this process."""
-  del mesh  # Part of the key: what is compiled for one mesh serves no other.
-  return Compiled(*args)
+  return Compiled(*args, mesh=mesh)
 
 
 class Compiled:
   """Programs of one model; every call uses up the cache that it is given.
+
+  They run on their mesh, whichever is in force.
 
   Attributes:
     rows: numbers of rows that decoding computes, increasing; the last is the
@@ -50,8 +52,18 @@ class Compiled:
       blocks: tuple[int, ...],
       block: int,
       admissible: tuple[int, int],
+      mesh: jax.sharding.Mesh | None = None,
   ):
-    """`steps` is how many tokens a chunk of decoding has at most."""
+    """Compiles nothing yet.
+
+    Args:
+      model: functions of the model.
+      stop_ids: ids that end a response.
+      steps: tokens of a chunk of decoding at most.
+      rows, entries, blocks, block, admissible: see above.
+      mesh: where weights are laid out, whichever mesh they come from, and
+        rows are sampled; None for one device.
+    """
     self.rows = rows
     self.entries = entries
     self.blocks = blocks
@@ -60,11 +72,17 @@ class Compiled:
     self.admissible = admissible
     self.compilations = 0
     self._warm = False
+    self._mesh = mesh
     static = dict(stop_ids=np.asarray(stop_ids, np.int32), steps=steps)
     empty = lambda entries: model.init_cache(self.rows[-1], entries)
-    self.lay_out = jax.jit(model.decode_params)
+    where = None
+    if mesh is not None:
+      where = sharding.param_shardings(mesh, model.decode_axes())
+    # One program from the learner's layout and mesh to the sampler's. It casts
+    # before it gathers. Donates nothing: what it makes outlives an update.
+    self.lay_out = jax.jit(model.decode_params, out_shardings=where)
     self.init_cache = self._jit(empty, static_argnums=0)
-    self.grow = self._jit(programs.grow, static_argnums=1)
+    self._grow_layer = self._jit(programs.grow, static_argnums=2)
     self.copy = self._jit(programs.copy, donate_argnums=0)
     self.prefill = self._jit(
         functools.partial(programs.prefill, model), donate_argnums=1
@@ -82,6 +100,7 @@ class Compiled:
     if self._warm:
       return
     for entries in self.entries:
+      cache = None  # Not two of them at once.
       cache = self.init_cache(entries)
       for count in self.blocks:
         zeros_N = np.zeros(count, np.int32)
@@ -92,9 +111,23 @@ class Compiled:
       for count in self.rows:
         rows = requests.empty_rows(count, self.admissible)
         cache, _ = self.decode(params, cache, rows)
+    cache = None
     for first, second in itertools.combinations(self.entries, 2):
       self.grow(self.init_cache(first), second)
     self._warm = True
+
+  def grow(self, cache: base.KVCache, entries: int) -> base.KVCache:
+    """The cache with more entries a row.
+
+    Layer by layer, and what has been copied is freed: hardly more than the new
+    one is ever held.
+    """
+    layers = []
+    for layer in zip(cache.k, cache.v):
+      layers.append(self._grow_layer(*layer, entries))
+      for old in layer:
+        old.delete()
+    return base.KVCache(*zip(*layers))
 
   def _jit(self, function: Callable[..., Any], **kwargs: Any) -> Any:
     @functools.wraps(function)
@@ -109,4 +142,10 @@ class Compiled:
       self.compilations += 1
       return function(*args)
 
-    return jax.jit(counted, **kwargs)
+    compiled = jax.jit(counted, **kwargs)
+
+    def run(*args):
+      with sharding.use(self._mesh):
+        return compiled(*args)
+
+    return run

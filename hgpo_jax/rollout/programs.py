@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax.models import base
 from hgpo_jax.rollout import draw as draw_lib
 
@@ -81,12 +82,16 @@ def copy(
   return jax.tree.map(lambda x: x.at[target_R].set(x[source_R]), cache)
 
 
-def grow(cache: base.KVCache, entries: int) -> base.KVCache:
-  """The cache with more entries a row."""
-  more = entries - cache.v[0].shape[2]
-  return base.KVCache(
-      tuple(jnp.pad(k, ((0, 0),) * 3 + ((0, more),)) for k in cache.k),
-      tuple(jnp.pad(v, ((0, 0), (0, 0), (0, more), (0, 0))) for v in cache.v),
+def grow(
+    k_SKhA: jax.Array, v_SKAh: jax.Array, entries: int
+) -> tuple[jax.Array, jax.Array]:
+  """Keys and values of a layer with more entries a row."""
+  more = entries - v_SKAh.shape[2]
+  k_SKhA = jnp.pad(k_SKhA, ((0, 0),) * 3 + ((0, more),))
+  v_SKAh = jnp.pad(v_SKAh, ((0, 0), (0, 0), (0, more), (0, 0)))
+  return (
+      sharding.constrain(k_SKhA, 'batch', 'kv_heads', None, None),
+      sharding.constrain(v_SKAh, 'batch', 'kv_heads', None, None),
   )
 
 

@@ -84,10 +84,16 @@ class Sampler:
       )
 
   def bind(
-      self, model: base.LanguageModel, stop_ids: Sequence[int]
+      self,
+      model: base.LanguageModel,
+      stop_ids: Sequence[int],
+      mesh: jax.sharding.Mesh | None = None,
   ) -> BoundSampler:
-    """The sampler of `model`, whose responses end at any of `stop_ids`."""
-    return BoundSampler(self, model, stop_ids)
+    """The sampler of `model`, whose responses end at any of `stop_ids`.
+
+    It samples on `mesh`; None: on the one in force, `jax.set_mesh`, if any.
+    """
+    return BoundSampler(self, model, stop_ids, mesh)
 
   @property
   def entries(self) -> tuple[int, ...]:
@@ -105,7 +111,11 @@ class BoundSampler:
   """
 
   def __init__(
-      self, spec: Sampler, model: base.LanguageModel, stop_ids: Sequence[int]
+      self,
+      spec: Sampler,
+      model: base.LanguageModel,
+      stop_ids: Sequence[int],
+      mesh: jax.sharding.Mesh | None = None,
   ):
     """See `Sampler.bind`.
 
@@ -117,6 +127,7 @@ class BoundSampler:
     self.spec = spec
     self._model = model
     self._stop_ids = tuple(sorted(stop_ids))
+    self._mesh = mesh
     self._counts: collections.Counter[str] = collections.Counter()
 
   @property
@@ -126,6 +137,12 @@ class BoundSampler:
     Samplers with the same spec and model share their programs.
     """
     return self._compiled.compilations
+
+  @property
+  def mesh(self) -> jax.sharding.Mesh | None:
+    """Where it samples; None on one device without a mesh."""
+    mesh = jax.sharding.get_mesh() if self._mesh is None else self._mesh
+    return None if mesh.empty else mesh
 
   @property
   def decode_steps(self) -> int:
@@ -138,7 +155,11 @@ class BoundSampler:
     return dict(self._counts)
 
   def prepare(self, params: base.Params) -> base.Params:
-    """Parameters as `generate` is fastest with; make them once a policy."""
+    """Parameters as `generate` is fastest with; make them once a policy.
+
+    Arrays of their own, on the sampler's mesh: they stay good when `params`
+    are donated to an update.
+    """
     return self._compiled.lay_out(params)
 
   def open(self, params: base.Params) -> engine_lib.Engine:
@@ -224,7 +245,7 @@ class BoundSampler:
   def _compiled(self) -> compiled_lib.Compiled:
     spec = self.spec
     return compiled_lib.shared(
-        jax.sharding.get_abstract_mesh(),
+        self.mesh,
         self._model,
         self._stop_ids,
         min(spec.chunk_steps, spec.max_new_tokens),
