@@ -113,6 +113,7 @@ def evaluate(
     params: models.Params,
 ) -> Result:
   """Plays every game of the split once for each seed, or draws of them."""
+  params = collector.sampler.prepare(params)  # Once for all seeds.
   tasks = [split[i] for i in range(spec.games or len(split))]
   played = {
       seed: collector.collect(

@@ -120,13 +120,7 @@ def _iterate(
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes and learns from them."""
   start = time.monotonic()
-  played = resample.play(
-      spec,
-      player.collector,
-      learner.policy(state),
-      _tasks(spec, iteration),
-      iteration,
-  )
+  played, synced = _play(spec, player, learner, state, iteration)
   collected = time.monotonic()
   player.pool.prefetch(_upcoming(spec, iteration + 1))
   every = spec.save_rollouts_every
@@ -141,6 +135,7 @@ def _iterate(
   metrics = {
       **rollout_metrics.rollout_metrics(played.every),
       **played.metrics,
+      **synced,
       **learned,
       # Depends on when the process started, as times do.
       'time/sampler_compilations': float(player.sampler.compilations),
@@ -156,6 +151,22 @@ def _iterate(
       metrics['time/learn_s'],
   )
   return state, metrics
+
+
+def _play(
+    spec: spec_lib.Experiment,
+    player: runtime_lib.Player,
+    learner: runtime_lib.Learner,
+    state: train_state.TrainState,
+    iteration: int,
+) -> tuple[resample.Played, types.Metrics]:
+  """Episodes of the state's policy; the sampler's weights end with this."""
+  start = time.monotonic()
+  weights, synced = learner.sync(learner.policy(state))
+  synced['time/sync_s'] = time.monotonic() - start
+  tasks = _tasks(spec, iteration)
+  played = resample.play(spec, player.collector, weights, tasks, iteration)
+  return played, synced
 
 
 def _upcoming(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:

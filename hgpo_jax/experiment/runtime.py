@@ -15,6 +15,7 @@ from hgpo_jax import sharding
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.envs import ray_pool
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.experiment import sync as sync_lib
 from hgpo_jax.io import checkpoint
 from hgpo_jax.learner import scorer as scorer_lib
 from hgpo_jax.learner import train_state
@@ -34,9 +35,9 @@ class Player:
   Attributes:
     model: functions of the model.
     tokenizer: of the policy's folder.
-    mesh: the mesh that everything lies on.
+    mesh: the mesh that the learner computes on.
     pool: environments.
-    sampler: samples responses.
+    sampler: samples responses, on its own mesh of the same devices.
     collector: plays episodes.
   """
 
@@ -60,6 +61,7 @@ class Learner:
   Attributes:
     scorer: log-probs of the trainer, at the training temperature.
     update: one optimizer update from one minibatch.
+    sync: hands the policy's weights to the sampler.
     reference: parameters that the KL is taken to; None without a KL.
     state: where training starts.
     frozen: what the parameters of a state are an adapter to; None where they
@@ -68,6 +70,7 @@ class Learner:
 
   scorer: scorer_lib.Scorer
   update: update_lib.Update
+  sync: sync_lib.Sync
   reference: models.Params | None
   state: train_state.TrainState
   frozen: lora.Frozen | None = None
@@ -124,11 +127,13 @@ def open_player(spec: spec_lib.Experiment) -> Iterator[Player]:
   with starting():
     model, tokenizer = spec.policy.check()
     spec.policy.check_weights()
-    sampler = spec.sampler.bind(model, tokenizer.stop_ids)
+    spec.sampler.bind(model, tokenizer.stop_ids)  # Refused here if at all.
   logging.info('starting %d environment processes', spec.workers.processes)
   with spec.workers.open(spec.env, spec.episodes) as pool:
     with starting():
       mesh = spec.mesh.make_mesh()
+      rollout = sharding.rollout_mesh(mesh, spec.rollout_mesh)
+      sampler = spec.sampler.bind(model, tokenizer.stop_ids, rollout)
       collector = spec.collector.bind(pool, tokenizer, sampler)
     with jax.set_mesh(mesh):
       yield Player(model, tokenizer, mesh, pool, sampler, collector)
@@ -178,5 +183,6 @@ def make_learner(spec: spec_lib.Experiment, player: Player) -> Learner:
       chunk_tokens=chunk,
   )
   scorer = scorer_lib.Scorer(model, spec.temperature, mesh, chunk)
+  sync = sync_lib.Sync(spec.sync_probe, model, player.sampler, mesh)
   reference = start if spec.loss.kl_coef else None
-  return Learner(scorer, update, reference, state, frozen)
+  return Learner(scorer, update, sync, reference, state, frozen)

@@ -13,6 +13,7 @@ from hgpo_jax.advantages import base as advantages
 from hgpo_jax.batch import minibatch
 from hgpo_jax.envs import base as envs
 from hgpo_jax.experiment import old_logprobs as old_logprobs_lib
+from hgpo_jax.experiment import sync as sync_lib
 from hgpo_jax.experiment import workers as workers_lib
 from hgpo_jax.io import metrics
 from hgpo_jax.learner import optimizer as optimizer_lib
@@ -188,6 +189,10 @@ class Experiment:
     lora: adapters that are trained in place of the policy's own weights; None
       to train those.
     mesh: how devices are arranged.
+    rollout_mesh: how they are arranged for sampling, in training and in
+      evaluation; None keeps `mesh.tensor`, and has a copy of the weights on
+      each data and fsdp share.
+    sync_probe: how the sampler's weights are checked.
     workers: processes that run environments.
     logging: where metrics go.
     split: split whose tasks are trained on.
@@ -216,6 +221,8 @@ class Experiment:
   old_logprobs: old_logprobs_lib.OldLogprobs = old_logprobs_lib.OldLogprobs()
   lora: lora_lib.LoRA | None = None
   mesh: sharding.Mesh = sharding.Mesh()
+  rollout_mesh: sharding.Mesh | None = None
+  sync_probe: sync_lib.SyncProbe = sync_lib.SyncProbe()
   workers: workers_lib.Workers = config.may_change(workers_lib.Workers())
   logging: metrics.Logging = config.may_change(metrics.Logging())
   split: str = 'train'

@@ -36,6 +36,7 @@ PREFIXES: Mapping[str, str] = {
     'rollout': 'episodes of the iteration: success, length, validity',
     'run': 'iteration, tokens and episodes so far',
     'sampler': 'generation: tokens, slots, finish reasons',
+    'sync': 'sampler against learner on fixed tokens, when it gets the weights',
     'time': 'seconds of each phase, and rates; differ from run to run',
     'update': 'optimizer: learning rate, gradient norm, skipped updates',
 }

@@ -164,7 +164,8 @@ class BoundCollector:
     else: not on the number of slots, nor on which episodes run side by side.
 
     Args:
-      params: parameters of the policy, as the learner has them.
+      params: parameters of the policy, as the learner has them or, better,
+        from `BoundSampler.prepare`.
       tasks: the task of each group.
       group_size: episodes of a task; 1 for evaluation.
       seed: of the run; not negative.

@@ -158,8 +158,10 @@ class BoundSampler:
     """Parameters as `generate` is fastest with; make them once a policy.
 
     Arrays of their own, on the sampler's mesh: they stay good when `params`
-    are donated to an update.
+    are donated to an update. What is laid out already is given back.
     """
+    if isinstance(params['layers'], tuple):
+      return params
     return self._compiled.lay_out(params)
 
   def open(self, params: base.Params) -> engine_lib.Engine:
@@ -167,8 +169,7 @@ class BoundSampler:
 
     The first one compiles all there is to compile.
     """
-    if not isinstance(params['layers'], tuple):
-      params = self.prepare(params)
+    params = self.prepare(params)
     self._compiled.warm_up(params)
     return engine_lib.Engine(
         self._compiled, params, self._stop_ids, self._counts
