@@ -20,6 +20,7 @@ from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
 from hgpo_jax.losses import ppo
+from hgpo_jax.models import base
 from hgpo_jax.models import qwen2
 from hgpo_jax.planning import workload
 from hgpo_jax.rollout import programs
@@ -41,6 +42,7 @@ def model_of(work: workload.Workload) -> qwen2.Qwen2:
       compute_dtype=work.compute_dtype,
       keep_attention=work.keep_attention,
       mlp_parts=work.mlp_parts,
+      int8_rollout=work.int8_rollout,
   )
 
 
@@ -157,14 +159,35 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
+def layout_bytes(work: workload.Workload) -> int:
+  """Temporary bytes of what lays weights out for the sampler."""
+  lowered, _ = _lay_out(work)
+  used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+  return used.temp_size_in_bytes
+
+
+def _lay_out(work: workload.Workload) -> tuple[jax.stages.Lowered, base.Params]:
+  """The program as `rollout.compiled` makes it, and what it makes."""
+  count = work.mesh[0] * work.mesh[1] * work.mesh[2]
+  learner = sharding.Mesh(*work.mesh).make_mesh(jax.devices()[:count])
+  mesh = sharding.rollout_mesh(learner, sharding.Mesh(*work.sampled_on))
+  model = model_of(work)
+  where = sharding.param_shardings(mesh, model.decode_axes())
+  state = state_shapes(model, learner).params
+  made = jax.eval_shape(model.decode_params, state)
+  lay_out = jax.jit(model.decode_params, out_shardings=where)
+  return lay_out.lower(state), jax.tree.map(_placed, made, where)
+
+
 def rollout_bytes(work: workload.Workload) -> dict[str, float]:
   """Bytes of a device: arguments and temporaries of the sampler's programs.
 
   Each uses up the cache that it is given: the one that it returns is no more.
   """
-  mesh = sharding.Mesh(*work.mesh).make_mesh()
+  _, params = _lay_out(work)
+  mesh = params['embed']['embedding'].sharding.mesh
   with jax.set_mesh(mesh):
-    lowered = sampler_programs(model_of(work), work, mesh)
+    lowered = sampler_programs(model_of(work), work, params)
     found = {}
     for name, program in lowered.items():
       used = program.compile(compiler_options=_QUICKLY).memory_analysis()
@@ -174,10 +197,15 @@ def rollout_bytes(work: workload.Workload) -> dict[str, float]:
 
 
 def sampler_programs(
-    model: qwen2.Qwen2, work: workload.Workload, mesh: jax.sharding.Mesh
+    model: qwen2.Qwen2, work: workload.Workload, params: base.Params
 ) -> dict[str, jax.stages.Lowered]:
-  """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest."""
-  params = _outputs(model.decode_params, state_shapes(model, mesh).params)
+  """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest.
+
+  Args:
+    model: functions of the model.
+    work: what is asked for.
+    params: shapes of the weights that are decoded with, and their places.
+  """
   cache = _outputs(lambda: model.init_cache(work.sampler_rows, work.entries))
   count, of = work.prefill_tokens // work.prefill_block, jax.ShapeDtypeStruct
   tokens_NC = of((count, work.prefill_block), jnp.int32)

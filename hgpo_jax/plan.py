@@ -1,6 +1,7 @@
 """Memory and seconds of a training on devices that need not be there.
 
-  python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64
+  python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64 \\
+      --rollout_mesh=tensor=2 --int8_rollout
   python -m hgpo_jax.plan --gin_file=runs/alfworld_hgpo_qwen2p5_1p5b.gin \\
       --model=1.5b --devices=h100x8
 
@@ -12,6 +13,7 @@ a run whose policy folder is there needs none.
 from __future__ import annotations
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
 import sys
 from typing import TYPE_CHECKING
@@ -22,6 +24,7 @@ from absl import flags
 from hgpo_jax import entry
 
 if TYPE_CHECKING:  # They import jax, which --help does not need.
+  from hgpo_jax import sharding
   from hgpo_jax.models import base
   from hgpo_jax.planning import devices
   from hgpo_jax.planning import workload
@@ -45,6 +48,21 @@ _PROMPT = flags.DEFINE_integer('prompt', 2048, 'Tokens of a prompt.')
 _RESPONSE = flags.DEFINE_integer('response', 512, 'Tokens of a response.')
 _EPISODES = flags.DEFINE_integer('episodes', 128, 'Of an iteration.')
 _STEPS = flags.DEFINE_integer('steps', 50, 'Of an episode.')
+_ROLLOUT_MESH = flags.DEFINE_string(
+    'rollout_mesh', '', 'Likewise, of sampling; --mesh with fsdp made data.'
+)
+_SAMPLED = flags.DEFINE_integer(
+    'sampler_rows', 0, 'Responses sampled side by side; 0: all episodes.'
+)
+_PREFILL = flags.DEFINE_integer(
+    'prefill_tokens', 8192, 'Prompt tokens that one call computes.'
+)
+_BLOCK = flags.DEFINE_integer(
+    'prefill_block', 128, 'Of them, computed as one block of a prompt.'
+)
+_INT8 = flags.DEFINE_bool(
+    'int8_rollout', False, 'Sample with kernels of layers in int8.'
+)
 _LORA = flags.DEFINE_integer('lora_rank', 0, 'Train adapters of this rank.')
 _REFERENCE = flags.DEFINE_bool('reference', True, 'A KL to a reference policy.')
 _COMPUTE = flags.DEFINE_float('mfu', 0.4, 'Fraction of peak FLOP/s assumed.')
@@ -83,7 +101,9 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
   mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
-  shares = mesh[0] * mesh[1]
+  sampled_on = _rollout_shape(mesh)
+  shares, rows = sampled_on[0] * sampled_on[1], _SAMPLED.value
+  rows = rows or _EPISODES.value
   return workload.Workload(
       model=_model(_MODEL.value),
       mesh=mesh,
@@ -99,8 +119,23 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
       steps=_STEPS.value,
       prompt=_PROMPT.value,
       new_tokens=_RESPONSE.value,
-      sampler_rows=-(-_EPISODES.value // shares) * shares,
+      sampler_rows=-(-rows // shares) * shares,
+      prefill_tokens=_PREFILL.value,
+      prefill_block=_BLOCK.value,
+      int8_rollout=_INT8.value,
+      rollout_mesh=sampled_on,
   )
+
+
+def _rollout_shape(
+    mesh: tuple[int, int, int], spec: sharding.Mesh | None = None
+) -> tuple[int, int, int]:
+  """Sizes of the mesh that is sampled on, by the flag or else the spec."""
+  from hgpo_jax import sharding
+
+  if _ROLLOUT_MESH.value:
+    spec = sharding.RolloutMesh(**axes(_ROLLOUT_MESH.value, 'data'))
+  return sharding.rollout_shape(mesh, spec)
 
 
 def _configured(slice_: devices.Slice) -> workload.Workload:
@@ -115,7 +150,8 @@ def _configured(slice_: devices.Slice) -> workload.Workload:
   spec = config.load(flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment)
   mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
   model = _model(_MODEL.value or str(spec.policy.path))
-  return footprint.largest(spec, model, mesh.shape(slice_.chips))
+  work = footprint.largest(spec, model, mesh.shape(slice_.chips))
+  return dataclasses.replace(work, rollout_mesh=_rollout_shape(work.mesh))
 
 
 def _model(name: str) -> base.ModelConfig:
@@ -132,17 +168,17 @@ def _model(name: str) -> base.ModelConfig:
   return hf.read_config(name)
 
 
-def axes(text: str) -> dict[str, int]:
-  """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or the rest."""
+def axes(text: str, rest: str = 'fsdp') -> dict[str, int]:
+  """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or `rest` the rest."""
   found = {}
   for part in filter(None, text.split(',')):
     axis, _, size = part.partition('=')
     if axis not in ('data', 'fsdp', 'tensor') or not size.lstrip('-').isdigit():
       raise ValueError(
-          f'--mesh={text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
+          f'{text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
       )
     found[axis] = int(size)
-  return found
+  return {rest: 1, **found} if -1 in found.values() else found
 
 
 if __name__ == '__main__':

@@ -54,5 +54,8 @@ def test_a_mesh_as_text():
   assert plan.axes('') == {}
   assert plan.axes('data=2,fsdp=-1') == {'data': 2, 'fsdp': -1}
   assert sharding.Mesh(**plan.axes('tensor=2')).shape(8) == (1, 4, 2)
+  assert sharding.Mesh(**plan.axes('data=-1')).shape(8) == (8, 1, 1)
+  sampled_on = plan.axes('tensor=2', rest='data')
+  assert sharding.RolloutMesh(**sampled_on).shape(8) == (4, 1, 2)
   with pytest.raises(ValueError, match="'pipe=2' is not one of data=N, fsdp"):
     plan.axes('data=2,pipe=2')

@@ -34,6 +34,7 @@ def largest(
       model=model,
       mesh=mesh,
       compute_dtype=spec.policy.compute_dtype,
+      attention=spec.policy.attention,
       remat=spec.policy.remat,
       keep_attention=spec.policy.keep_attention,
       mlp_parts=spec.policy.mlp_parts,
@@ -53,6 +54,7 @@ def largest(
       sampler_rows=sampler.row_buckets[-1],
       prefill_tokens=sampler.prefill_tokens[-1],
       prefill_block=sampler.prefill_block,
+      int8_rollout=spec.policy.int8_rollout,
   )
 
 

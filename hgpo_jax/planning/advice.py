@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import dataclasses
 
+from hgpo_jax import sharding
 from hgpo_jax.models import lora as lora_lib
 from hgpo_jax.planning import memory
 from hgpo_jax.planning import workload
@@ -94,31 +95,38 @@ def _free(
   if work.logits_tokens > max(128, work.rows):
     half = work.logits_tokens // 2
     yield f'Minibatches.logits_tokens = {half}', change(logits_tokens=half)
-  if work.sampler_rows >= 2 * work.shares:
-    half = work.sampler_rows // 2 // work.shares * work.shares
+  shares = work.sampler_shares
+  if work.sampler_rows >= 2 * shares:
+    half = work.sampler_rows // 2 // shares * shares
     knob = f'Sampler.row_buckets = (..., {half})'
     yield knob, change(sampler_rows=half)
   if not work.remat:
     yield 'PolicySource.remat = True', change(remat=True)
-  for shape in _meshes(work):
-    sampled = max(work.sampler_rows, shape[0] * shape[1])
-    text = ', '.join(map(str, shape))
-    knob = f'Mesh.data, Mesh.fsdp, Mesh.tensor = {text}'
-    yield knob, change(mesh=shape, sampler_rows=sampled)
+  yield from _meshes(work, 'Mesh', 'mesh')
+  if work.rollout_mesh is not None:
+    yield from _meshes(work, 'RolloutMesh', 'rollout_mesh')
 
 
-def _meshes(work: workload.Workload) -> Iterator[tuple[int, int, int]]:
+def _meshes(
+    work: workload.Workload, knob: str, field: str
+) -> Iterator[tuple[str, workload.Workload]]:
   """Meshes of as many devices that hold less of the parameters on each."""
-  data, fsdp, tensor = work.mesh
+  data, fsdp, tensor = getattr(work, field)
   tried = [(data // 2, fsdp * 2, tensor)] if data % 2 == 0 else []
   if fsdp % 2 == 0:
     tried.append((data, fsdp // 2, tensor * 2))
+  if data % 2 == 0:
+    tried.append((data // 2, fsdp, tensor * 2))
   for shape in tried:
+    made = dataclasses.replace(work, **{field: shape})
+    if made.sampler_rows < made.sampler_shares:
+      made = dataclasses.replace(made, sampler_rows=made.sampler_shares)
     try:
-      dataclasses.replace(work, mesh=shape).check()
+      made.check()
     except ValueError:
       continue
-    yield shape
+    names = ', '.join(f'{knob}.{axis}' for axis in sharding.MESH_AXES)
+    yield f'{names} = {", ".join(map(str, shape))}', made
 
 
 def _paid(
@@ -130,6 +138,8 @@ def _paid(
   if work.compute_dtype == 'float32':
     knob = "PolicySource.compute_dtype = 'bfloat16'"
     yield knob, change(compute_dtype='bfloat16')
+  if not work.int8_rollout:
+    yield 'PolicySource.int8_rollout = True', change(int8_rollout=True)
   if work.moment_dtype == 'float32':
     knob = "AdamW.first_moment_dtype = 'bfloat16'"
     yield knob, change(moment_dtype='bfloat16')

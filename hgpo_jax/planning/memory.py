@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 _FLOAT32 = 4
@@ -59,7 +60,7 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
   state = _state(work)
   sums = {'gradient sums': _FLOAT32 * work.trained().share}
   return {
-      'rollout': _need(state, _rollout(work)),
+      'rollout': _need(state, rollout.parts(work, platform)),
       'score': _need(state, _score(work)),
       'gradient': _need(state | sums, gradient(work)),
       'step': _need(state | sums, {'optimizer step': step(work, platform)}),
@@ -128,7 +129,7 @@ class _Arrays:
     layers = work.trained().layers if work.lora else work.parameters().layers
     return cls(
         stack=m.num_layers * tokens * m.hidden_size * width,
-        scores=queries * _block(length) * length / tensor,
+        scores=queries * query_block(length) * length / tensor,
         mlp=tokens * m.intermediate_size * width / tensor,
         residual=tokens * m.hidden_size * width,
         heads=tokens * query * width / tensor,
@@ -169,7 +170,7 @@ class _Arrays:
     )
 
 
-def _block(length: int) -> int:
+def query_block(length: int) -> int:
   """Queries that attend at a time; see `models.blockwise`."""
   return min(length, 128 * math.ceil(length / 512))
 
@@ -257,53 +258,3 @@ def _score(work: workload.Workload) -> dict[str, float]:
       'one layer': arrays.forward(),
       'logits': 2 * logits,
   }
-
-
-def _rollout(work: workload.Workload) -> dict[str, float]:
-  """Weights to decode with, the cache, and the fuller of two programs."""
-  m = work.model
-  cache = 2 * m.num_layers * m.num_kv_heads * m.head_dim * work.width
-  rows = work.sampler_rows / work.shares
-  fixed = {
-      'decode weights': work.width * work.parameters().share,
-      'KV cache': rows * work.entries * cache / work.mesh[2],
-  }
-  programs = _prefill(work), _decode(work)
-  return fixed | max(programs, key=lambda parts: sum(parts.values()))
-
-
-def _prefill(work: workload.Workload) -> dict[str, float]:
-  """Blocks of prompts; the last layer has only its keys and values made."""
-  m, tensor = work.model, work.mesh[2]
-  blocks = work.prefill_tokens / work.prefill_block
-  a_share = work.prefill_tokens / work.shares
-  numbers = work.width * work.entries / tensor
-  seen = blocks * 2 * m.num_kv_heads * m.head_dim * numbers
-  scores = a_share * m.num_heads * work.entries * _FLOAT32 / tensor
-  residual = a_share * m.hidden_size * work.width
-  mlp = a_share * m.intermediate_size * work.width / tensor
-  # Of a cache that is split, every device gets the rows of all blocks.
-  attending = 2 * seen if work.shares > 1 else seen / 2 + 2 * scores
-  parts = {
-      'prompt activations': max(attending + 2 * residual, 3 * mlp + residual)
-  }
-  if work.mesh[1] > 1:
-    layers = work.parameters().layers * (m.num_layers - 1) / m.num_layers
-    parts['gathered weights'] = work.width * layers / tensor
-  return parts
-
-
-def _decode(work: workload.Workload) -> dict[str, float]:
-  """A token of each row; drawing needs some logits whole.
-
-  All fsdp shares of the weights are gathered before the first step.
-  """
-  m, tensor = work.model, work.mesh[2]
-  rows = work.sampler_rows / work.shares
-  logits = rows * m.vocab_size * _FLOAT32
-  scores = rows * m.num_heads * work.entries * _FLOAT32 / tensor
-  parts = {'logits': max((2.5 + 3.5 / tensor) * logits, 2 * scores)}
-  if work.mesh[1] > 1:
-    whole = work.parameters().whole / tensor
-    parts['gathered weights'] = work.width * whole
-  return parts
