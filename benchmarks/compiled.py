@@ -159,11 +159,11 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
-def layout_bytes(work: workload.Workload) -> int:
-  """Temporary bytes of what lays weights out for the sampler."""
+def sync_bytes(work: workload.Workload) -> int:
+  """Bytes that laying weights out makes, and needs meanwhile, on a device."""
   lowered, _ = _lay_out(work)
   used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
-  return used.temp_size_in_bytes
+  return used.output_size_in_bytes + used.temp_size_in_bytes
 
 
 def _lay_out(work: workload.Workload) -> tuple[jax.stages.Lowered, base.Params]:

@@ -60,12 +60,6 @@ SAMPLED = (
     ('7b', (1, 2, 4), (2, 1, 4), 2, False),
     ('7b', (1, 2, 4), (2, 1, 4), 2, True),
 )
-LAID_OUT = tuple(
-    (name, mesh, int8)
-    for name in ('1.5b', '7b')
-    for mesh in ((1, 1, 1), (1, 8, 1))
-    for int8 in (False, True)
-)
 
 
 def planned_bytes(work: workload.Workload) -> dict[str, float]:
@@ -124,19 +118,8 @@ def measure_rollout(
   return {
       'compiled': there + fullest,
       'planned': sum(rollout.sampling(work, 'cpu').values()),
-  }
-
-
-def measure_layout(
-    name: str, mesh: Sequence[int], int8: bool
-) -> dict[str, Any]:
-  """Temporary bytes while all layers are laid out in bfloat16."""
-  work = dataclasses.replace(
-      work_of(name, mesh), compute_dtype='bfloat16', int8_rollout=int8
-  )
-  return {
-      'compiled': compiled.layout_bytes(work),
-      'planned': rollout.laying_out(work)['laying out'],
+      'sync compiled': compiled.sync_bytes(work),
+      'sync planned': sum(rollout.laying_out(work, 'cpu').values()),
   }
 
 
@@ -199,8 +182,6 @@ def main(argv: Sequence[str]) -> None:
     if values.rollout:
       sampled_on = tuple(map(int, values.rollout.split(',')))
       row = measure_rollout(*given, values.layers, sampled_on, values.int8)
-    elif values.layout:
-      row = measure_layout(*given, values.int8)
     else:
       row = measure(*given, values.layers)
     print(json.dumps(row))
@@ -231,14 +212,14 @@ def _print_updates() -> None:
 
 def _print_rollouts() -> None:
   """Of sampling, and of what lays weights out for it."""
-  show = lambda row: (
-      f'{row["compiled"] / 1e9:8.2f}{row["planned"] / 1e9:8.2f}'
-      f'{row["planned"] / row["compiled"]:7.2f}'
+  show = lambda row, what: (
+      f'{row[f"{what}compiled"] / 1e9:10.2f}{row[f"{what}planned"] / 1e9:8.2f}'
+      f'{row[f"{what}planned"] / row[f"{what}compiled"]:7.2f}'
   )
   text = lambda shape: ','.join(map(str, shape))
   print(
       f'\n{"model":6}{"learner":>9}{"sampler":>9}{"layers":>8}{"int8":>6}'
-      f'{"GB":>8}{"plan":>8}{"ratio":>7}'
+      f'{"GB":>10}{"plan":>8}{"ratio":>7}{"sync GB":>10}{"plan":>8}{"ratio":>7}'
   )
   for name, mesh, sampled_on, layers, int8 in SAMPLED:
     if not _wanted(name):
@@ -250,14 +231,9 @@ def _print_rollouts() -> None:
     )
     print(
         f'{name:6}{text(mesh):>9}{text(sampled_on):>9}{layers:8}{int8!s:>6}'
-        f'{show(row)}',
+        f'{show(row, "")}{show(row, "sync ")}',
         flush=True,
     )
-  print('\nLaying all layers out in bfloat16, temporary:')
-  for name, mesh, int8 in LAID_OUT:
-    if _wanted(name):
-      row = _child(mesh, f'--model={name}', f'--int8={int8}', '--layout')
-      print(f'{name:6}{text(mesh):>9}{int8!s:>14}{show(row)}', flush=True)
 
 
 def _define_flags() -> None:
@@ -265,7 +241,6 @@ def _define_flags() -> None:
   flags.DEFINE_string('mesh', '', 'Only this mesh, in this process, as JSON.')
   flags.DEFINE_integer('layers', 0, 'Compile so many layers; 0 for all.')
   flags.DEFINE_string('rollout', '', 'With --mesh: the sampler on this mesh.')
-  flags.DEFINE_bool('layout', False, 'With --mesh: what lays weights out.')
   flags.DEFINE_bool('int8', False, "The sampler's kernels are in int8.")
   flags.DEFINE_bool('verbose', False, 'Show what the compiler says.')
 

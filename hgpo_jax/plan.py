@@ -24,7 +24,6 @@ from absl import flags
 from hgpo_jax import entry
 
 if TYPE_CHECKING:  # They import jax, which --help does not need.
-  from hgpo_jax import sharding
   from hgpo_jax.models import base
   from hgpo_jax.planning import devices
   from hgpo_jax.planning import workload
@@ -127,12 +126,11 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   )
 
 
-def _rollout_shape(
-    mesh: tuple[int, int, int], spec: sharding.Mesh | None = None
-) -> tuple[int, int, int]:
-  """Sizes of the mesh that is sampled on, by the flag or else the spec."""
+def _rollout_shape(mesh: tuple[int, int, int]) -> tuple[int, int, int]:
+  """Sizes of the mesh that is sampled on."""
   from hgpo_jax import sharding
 
+  spec = None
   if _ROLLOUT_MESH.value:
     spec = sharding.RolloutMesh(**axes(_ROLLOUT_MESH.value, 'data'))
   return sharding.rollout_shape(mesh, spec)
@@ -151,7 +149,9 @@ def _configured(slice_: devices.Slice) -> workload.Workload:
   mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
   model = _model(_MODEL.value or str(spec.policy.path))
   work = footprint.largest(spec, model, mesh.shape(slice_.chips))
-  return dataclasses.replace(work, rollout_mesh=_rollout_shape(work.mesh))
+  if _ROLLOUT_MESH.value:
+    work = dataclasses.replace(work, rollout_mesh=_rollout_shape(work.mesh))
+  return work
 
 
 def _model(name: str) -> base.ModelConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -200,12 +201,19 @@ _MESHES = [
 ]
 
 
+# Meshes for sampling: what the training mesh makes, one of other factors, and
+# one whose decoding gathers weights.
+_ROLLOUTS = (None, sharding.RolloutMesh(tensor=4), sharding.Mesh(2, 4, 1))
+_SPEC = sampler.Sampler(6, (8,), (4,), (16,), prefill_block=8)
 # Unoptimized machine code is made faster than it would be run faster.
-@functools.partial(
+_quickly = functools.partial(
     jax.jit, compiler_options={'xla_backend_optimization_level': 0}
 )
-def _learn_and_sample(params, batch, tokens_BT, length_B, keys_BK):
-  """(loss, gradient, sampled responses) of one policy."""
+
+
+@_quickly
+def _learn(params, batch):
+  """(loss, gradient) of one policy."""
   loss, rollout = ppo.PPOLoss(), batch.rollout
   counted = loss.denominators(
       rollout.action_mask_BR, rollout.row_weight_B, rollout.step_BR
@@ -214,20 +222,27 @@ def _learn_and_sample(params, batch, tokens_BT, length_B, keys_BK):
       *(_WIDE, loss, 1.0, p, batch, counted), chunk_tokens=32
   )
   (value, _), grads = jax.value_and_grad(share, has_aux=True)(params)
-  sampled = _sample(_WIDE.decode_params(params), tokens_BT, length_B, keys_BK)
-  return value, grads, sampled.ids_BK, sampled.logprobs_BK
+  return value, grads
 
 
+@_quickly
 def _sample(params, tokens_BT, length_B, keys_BK) -> programs.Chunk:
   """What the engine runs for prompts that all find a row at once."""
   row_B = jnp.arange(len(length_B))
-  zeros_B, ones_B = jnp.zeros_like(row_B), jnp.ones(len(row_B))
+  zeros_B = jnp.zeros_like(row_B)
   # Of longer rows than are taken by a prompt what is beyond is written over.
   cache = programs.prefill(
       *(_WIDE, params, _WIDE.init_cache(len(row_B), 64)),
       *(tokens_BT, zeros_B, row_B),
   )
-  rows = programs.Rows(
+  rows = _rows(tokens_BT, length_B, keys_BK)
+  return programs.decode(_WIDE, params, cache, rows, np.asarray([3]), 6)[1]
+
+
+def _rows(tokens_BT, length_B, keys_BK) -> programs.Rows:
+  row_B = jnp.arange(len(length_B))
+  zeros_B, ones_B = jnp.zeros_like(row_B), jnp.ones(len(row_B))
+  return programs.Rows(
       token_B=tokens_BT[row_B, length_B - 1],
       length_B=length_B - 1,
       drawn_B=zeros_B,
@@ -236,7 +251,6 @@ def _sample(params, tokens_BT, length_B, keys_BK) -> programs.Chunk:
       key_B2=keys_BK,
       rules=draw.Rules(ones_B, zeros_B, ones_B, 0 * ones_B),
   )
-  return programs.decode(_WIDE, params, cache, rows, np.asarray([3]), 6)[1]
 
 
 @functools.cache
@@ -256,49 +270,106 @@ def _asked():
 @functools.cache
 def _on_one_device():
   params, batch, prompts = _asked()
-  return jax.device_get(
-      _learn_and_sample(params, arrays.put(batch, None), *prompts)
-  )
+  learned = _learn(params, arrays.put(batch, None))
+  weights = jax.jit(_WIDE.decode_params)(params)
+  return jax.device_get((*learned, weights, _sample(weights, *prompts)))
 
 
 @pytest.mark.parametrize('sizes', _MESHES, ids=str)
 def test_every_mesh_of_eight_learns_and_samples_the_same(sizes):
   assert len(_MESHES) == 10
-  loss, grads, ids_BR, logprobs_BR = _on_one_device()
+  loss, grads, weights, sampled = _on_one_device()
   assert abs(loss) > 1e-3
-  assert len(np.unique(ids_BR)) > 8
+  assert len(np.unique(sampled.ids_BK)) > 8
   mesh = sharding.Mesh(*sizes).make_mesh()
   sharding.check_divides(mesh, _WIDE.axis_sizes())
   params, batch, prompts = _asked()
-  shardings = sharding.param_shardings(mesh, _WIDE.logical_axes())
+  placed = _put(params, mesh)
   with jax.set_mesh(mesh):
-    found = _learn_and_sample(
-        sharding.put(params, shardings), arrays.put(batch, mesh), *prompts
-    )
-  np.testing.assert_array_equal(found[2], ids_BR)
+    found = _learn(placed, arrays.put(batch, mesh))
   np.testing.assert_allclose(found[0], loss, rtol=1e-5)
-  np.testing.assert_allclose(found[3], logprobs_BR, rtol=0, atol=1e-5)
   largest = max(np.abs(g).max() for g in jax.tree.leaves(grads))
   jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * largest),
       *(found[1], grads),
   )
+  for spec in _ROLLOUTS:
+    there = sharding.rollout_mesh(mesh, spec)
+    laid_out = _SPEC.bind(_WIDE, (3,), there).prepare(placed)
+    jax.tree.map(np.testing.assert_array_equal, laid_out, weights)
+    with jax.set_mesh(there):
+      chunk = _sample(laid_out, *prompts)
+    np.testing.assert_array_equal(chunk.ids_BK, sampled.ids_BK)
+    np.testing.assert_allclose(
+        chunk.logprobs_BK, sampled.logprobs_BK, rtol=0, atol=1e-5
+    )
 
 
-def test_the_engine_of_a_mesh_answers_as_that_of_one_device(mesh):
+def _put(params, mesh):
+  shardings = sharding.param_shardings(mesh, _WIDE.logical_axes())
+  return sharding.put(params, shardings)
+
+
+def test_a_mesh_of_sampling_has_the_devices_in_their_order():
+  mesh = sharding.Mesh(2, 2, 2).make_mesh()
+  own = sharding.rollout_mesh(mesh)
+  assert dict(own.shape) == {'data': 4, 'fsdp': 1, 'tensor': 2}
+  other = sharding.rollout_mesh(mesh, sharding.RolloutMesh(tensor=8))
+  assert dict(other.shape) == {'data': 1, 'fsdp': 1, 'tensor': 8}
+  for found in (own, other):
+    assert list(found.devices.flat) == list(mesh.devices.flat)
+    assert found.axis_types == mesh.axis_types
+  with pytest.raises(
+      ValueError, match='product 3 must divide .* 8. Change RolloutMesh.data'
+  ):
+    sharding.rollout_mesh(mesh, sharding.RolloutMesh(tensor=3))
+  with pytest.raises(ValueError, match='Set RolloutMesh.tensor so that'):
+    sharding.check_divides(other, {'heads': 4}, sharding.RolloutMesh().name)
+
+
+@pytest.mark.parametrize('int8', [False, True])
+def test_decoding_gathers_no_weights(int8):
+  model = dataclasses.replace(_WIDE, int8_rollout=int8)
+  mesh = sharding.Mesh(fsdp=8).make_mesh()
+  params, _, prompts = _asked()
+
+  def decode(weights, cache, *prompts):
+    rows = _rows(*prompts)
+    return programs.decode(model, weights, cache, rows, np.asarray([3]), 6)
+
+  gathers = {}
+  for spec in (None, sharding.Mesh(fsdp=8)):
+    there = sharding.rollout_mesh(mesh, spec)
+    weights = _SPEC.bind(model, (3,), there).prepare(_put(params, mesh))
+    with jax.set_mesh(there):
+      cache = jax.jit(model.init_cache, static_argnums=(0, 1))(8, 64)
+      compiled = jax.jit(decode).lower(weights, cache, *prompts).compile()
+    gathers[spec] = compiled.as_text().count(' all-gather(')
+    whole = all(x.sharding.is_fully_replicated for x in jax.tree.leaves(weights))
+    assert whole == (spec is None)
+    assert cache.k[0].addressable_shards[0].data.shape[0] == 1
+  # Embedding, qkv, o, gate with up, and down.
+  assert gathers[None] == 0 and gathers[sharding.Mesh(fsdp=8)] >= 5
+
+
+@pytest.mark.parametrize('split', [False, True])
+def test_the_engine_of_a_mesh_answers_as_that_of_one_device(mesh, split):
   params, _, (tokens_BT, length_B, keys_BK) = _asked()
   prompts = [row[:n] for row, n in zip(tokens_BT, length_B)]
-  # Fewer rows than prompts, so that rows are refilled.
-  spec = sampler.Sampler(6, (8,), (4,), (16,), prefill_block=8)
 
-  def answers(params):
-    bound = spec.bind(_WIDE, (3,))
-    return bound.generate(params, prompts, keys_BK, 1.0)
+  def answers(params, mesh=None):
+    # Fewer rows than prompts, so that rows are refilled.
+    bound = _SPEC.bind(_WIDE, (3,), mesh)
+    weights = bound.prepare(params)
+    # As an update does, whose gradient is for the policy that samples still.
+    update = jax.jit(lambda p: jax.tree.map(jnp.zeros_like, p), donate_argnums=0)
+    jax.block_until_ready(update(params))
+    return bound.generate(weights, prompts, keys_BK, 1.0)
 
-  expected = answers(params)
-  shardings = sharding.param_shardings(mesh, _WIDE.logical_axes())
+  expected = answers(jax.tree.map(jnp.asarray, params))
+  spec = sharding.RolloutMesh(tensor=4) if split else None
   with jax.set_mesh(mesh):
-    found = answers(sharding.put(params, shardings))
+    found = answers(_put(params, mesh), sharding.rollout_mesh(mesh, spec))
   assert len({tuple(one.ids) for one in expected}) > 4
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one.ids, other.ids)

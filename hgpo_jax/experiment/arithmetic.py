@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import os
 
 import jax
@@ -29,11 +30,12 @@ def check(spec: spec_lib.Experiment) -> str:
   spec.sampler.bind(model, tokenizer.stop_ids)
   shape = spec.mesh.shape(_devices())
   shares = shape[0] * shape[1]
-  sharding.check_divides(spec.mesh.make_mesh(), model.axis_sizes())
+  mesh = spec.mesh.make_mesh()
+  sharding.check_divides(mesh, model.axis_sizes())
   spec.minibatches.check(
       shares, spec.collector.max_prompt_tokens, spec.sampler.max_new_tokens
   )
-  _check_rows(spec, shares)
+  _check_rollout(spec, mesh, model.axis_sizes())
   return _describe(spec, len(train), len(heldout), shape)
 
 
@@ -86,12 +88,21 @@ def _check_split(spec: spec_lib.Experiment, train: int, heldout: int) -> None:
     )
 
 
-def _check_rows(spec: spec_lib.Experiment, shares: int) -> None:
+def _check_rollout(
+    spec: spec_lib.Experiment,
+    mesh: jax.sharding.Mesh,
+    sizes: Mapping[str, int],
+) -> None:
+  """Of the mesh of sampling: whether it divides the model and the rows."""
+  name = (spec.rollout_mesh or spec.mesh).name
+  there = sharding.rollout_mesh(mesh, spec.rollout_mesh)
+  sharding.check_divides(there, sizes, name)
+  shares = sharding.ways(there, 'batch')
   for rows in spec.sampler.row_buckets:
     if rows % shares:
       raise ValueError(
           f'Sampler.row_buckets has {rows}, which the {shares} data-parallel'
-          ' shares of the mesh (Mesh.data x Mesh.fsdp) do not divide; use'
+          f' shares of the mesh ({name}.data x {name}.fsdp) do not divide; use'
           f' multiples of {shares}'
       )
 
@@ -117,6 +128,17 @@ def _trained(spec: spec_lib.Experiment) -> str:
   return (
       f'adapters of rank {spec.lora.rank} on {", ".join(spec.lora.projections)}'
   )
+
+
+def _axes(shape: tuple[int, int, int]) -> str:
+  named = zip(sharding.MESH_AXES, shape)
+  return ' '.join(f'{axis}={size}' for axis, size in named)
+
+
+def _sampling(spec: spec_lib.Experiment, shape: tuple[int, int, int]) -> str:
+  there = sharding.rollout_shape(shape, spec.rollout_mesh)
+  gathers = ', weights gathered in every step' if there[1] > 1 else ''
+  return _axes(there) + gathers
 
 
 def _describe(
@@ -149,7 +171,7 @@ def _describe(
       f' {rows} rows, {per_row} each',
       f'learning     rate {spec.optimizer.learning_rate:g},'
       f' {spec.optimizer.schedule}',
-      f'mesh         data={shape[0]} fsdp={shape[1]} tensor={shape[2]}',
+      f'mesh         {_axes(shape)}, sampling on {_sampling(spec, shape)}',
       f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
       f' temperature {spec.evaluation.temperature:g}',
       f'run          {spec.iterations} iterations, seed {spec.seed}, a checkpoint'

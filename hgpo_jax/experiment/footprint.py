@@ -9,6 +9,7 @@ from absl import logging
 import jax
 
 from hgpo_jax import config
+from hgpo_jax import sharding
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.models import base as models
 from hgpo_jax.models import hf
@@ -33,6 +34,7 @@ def largest(
   return workload.Workload(
       model=model,
       mesh=mesh,
+      rollout_mesh=sharding.rollout_shape(mesh, spec.rollout_mesh),
       compute_dtype=spec.policy.compute_dtype,
       attention=spec.policy.attention,
       remat=spec.policy.remat,

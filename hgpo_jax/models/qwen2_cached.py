@@ -40,26 +40,34 @@ def decode_params(
   """
   if isinstance(params['layers'], tuple):
     return params
-  params = jax.tree.map(lambda p: p.astype(dtype), lora.merge(params))
-  attention, mlp = (params['layers'][name] for name in ('attention', 'mlp'))
-  stacked = {
-      'attention_norm': params['layers']['attention_norm'],
-      'mlp_norm': params['layers']['mlp_norm'],
+  params = lora.merge(params)
+  cast = lambda tree: jax.tree.map(lambda p: p.astype(dtype), tree)
+  # Apart first, and fused then: no layer waits in memory for another.
+  apart = (
+      _fused(
+          cast(jax.tree.map(lambda p, i=i: p[i], params['layers'])), config
+      )
+      for i in range(config.num_layers)
+  )
+  if int8:
+    apart = map(_in_int8, apart)
+  rest = {name: x for name, x in params.items() if name != 'layers'}
+  return cast(rest) | {'layers': tuple(apart)}
+
+
+def _fused(layer: base.Params, config: base.ModelConfig) -> base.Params:
+  attention, mlp = layer['attention'], layer['mlp']
+  return {
+      'attention_norm': layer['attention_norm'],
+      'mlp_norm': layer['mlp_norm'],
       'qkv': {
           leaf: _by_kv_head(attention, leaf, config)
           for leaf in ('kernel', 'bias')
       },
       'o': attention['o'],
-      'gate_up': jnp.stack([mlp['gate']['kernel'], mlp['up']['kernel']], 2),
+      'gate_up': jnp.stack([mlp['gate']['kernel'], mlp['up']['kernel']], 1),
       'down': mlp['down'],
   }
-  apart = tuple(
-      jax.tree.map(lambda p, i=i: p[i], stacked)
-      for i in range(config.num_layers)
-  )
-  if int8:
-    apart = tuple(_in_int8(layer) for layer in apart)
-  return params | {'layers': apart}
 
 
 def decode_axes(

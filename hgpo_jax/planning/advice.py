@@ -102,13 +102,14 @@ def _free(
     yield knob, change(sampler_rows=half)
   if not work.remat:
     yield 'PolicySource.remat = True', change(remat=True)
-  yield from _meshes(work, 'Mesh', 'mesh')
-  if work.rollout_mesh is not None:
-    yield from _meshes(work, 'RolloutMesh', 'rollout_mesh')
+  yield from _meshes(work, 'mesh', 'Mesh')
+  # One that follows the training mesh may get a shape of its own.
+  own = change(rollout_mesh=work.sampled_on)
+  yield from _meshes(own, 'rollout_mesh', 'RolloutMesh')
 
 
 def _meshes(
-    work: workload.Workload, knob: str, field: str
+    work: workload.Workload, field: str, owner: str
 ) -> Iterator[tuple[str, workload.Workload]]:
   """Meshes of as many devices that hold less of the parameters on each."""
   data, fsdp, tensor = getattr(work, field)
@@ -125,8 +126,9 @@ def _meshes(
       made.check()
     except ValueError:
       continue
-    names = ', '.join(f'{knob}.{axis}' for axis in sharding.MESH_AXES)
-    yield f'{names} = {", ".join(map(str, shape))}', made
+    names = ', '.join(f'{owner}.{axis}' for axis in sharding.MESH_AXES)
+    where = '' if owner == 'Mesh' else 'Experiment.rollout_mesh with '
+    yield f'{where}{names} = {", ".join(map(str, shape))}', made
 
 
 def _paid(

@@ -67,7 +67,7 @@ def _mesh(shape: tuple[int, int, int], between: str = ' ') -> str:
 def _sampled_on(work: workload.Workload) -> str:
   if work.sampled_on == work.mesh:
     return ''
-  return f', and to sample {_mesh(work.sampled_on)}'
+  return f', sampling on {_mesh(work.sampled_on)}'
 
 
 def table(needs: Mapping[str, memory.Need]) -> list[str]:
@@ -125,6 +125,7 @@ def _times(
     efficiency: roofline.Efficiency,
 ) -> list[str]:
   phases = {
+      'sync': seconds.sync,
       'prefill': seconds.prefill,
       'decode': seconds.decode,
       'score': seconds.score,

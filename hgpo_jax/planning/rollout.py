@@ -16,14 +16,6 @@ from hgpo_jax.models import qwen2_params
 from hgpo_jax.planning import workload
 
 _FLOAT32 = 4
-# Copies of the layers' kernels while they are laid out, by whether the learner
-# has them in fsdp shares and whether they are put into int8.
-_LAID_OUT = {
-    (False, False): 1.0,
-    (True, False): 1.45,
-    (False, True): 2.6,
-    (True, True): 1.0,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +92,7 @@ def token_bytes(work: workload.Workload) -> float:
 
 def parts(work: workload.Workload, platform: str) -> dict[str, float]:
   """The fuller of two moments: responses are sampled, or weights laid out."""
-  moments = sampling(work, platform), laying_out(work)
+  moments = sampling(work, platform), laying_out(work, platform)
   return max(moments, key=lambda found: sum(found.values()))
 
 
@@ -115,18 +107,24 @@ def sampling(work: workload.Workload, platform: str) -> dict[str, float]:
   return fixed | max(programs, key=lambda found: sum(found.values()))
 
 
-def laying_out(work: workload.Workload) -> dict[str, float]:
+def laying_out(work: workload.Workload, platform: str) -> dict[str, float]:
   """What makes these weights of the learner's; there is no cache yet.
 
-  One program casts, gathers and takes layers apart, and has all layers at once.
+  Its own share is cast first, then gathered, and the largest array is there
+  once more. For int8, CPU's compiler has all kernels in float32 at once, unless
+  it waits for shares of them.
   """
-  split, size = work.mesh[1] > 1, weights(work)
-  copies = _LAID_OUT[split, work.int8_rollout] * size.kernels
-  if split:
-    m = work.model
-    table = _FLOAT32 * m.vocab_size * m.hidden_size / work.sampled_on[2]
-    copies = max(copies, table)
-  return {'decode weights': size.held, 'laying out': copies}
+  size, own = weights(work), work.width * work.parameters().share
+  found = {'decode weights': size.held}
+  if math.prod(work.mesh[1:]) > math.prod(work.sampled_on[1:]):
+    m, (_, fsdp, tensor) = work.model, work.sampled_on
+    table = work.width * m.vocab_size * m.hidden_size
+    found['gathered head'] = table / (fsdp * tensor)
+    if work.width < _FLOAT32:
+      found['cast weights'] = own
+  elif work.int8_rollout and platform == 'cpu':
+    found['int8 from floats'] = _FLOAT32 / work.width * size.kernels
+  return found
 
 
 def _prefill(work: workload.Workload, platform: str) -> dict[str, float]:

@@ -59,6 +59,7 @@ class Seconds:
   """Seconds of each phase of one iteration.
 
   Attributes:
+    sync: laying out the weights for sampling.
     prefill: reading prompts.
     decode: writing responses.
     score: log-probs of the learner and of the reference.
@@ -68,6 +69,7 @@ class Seconds:
     decode_steps: steps of decoding, each a token of every row.
   """
 
+  sync: float
   prefill: float
   decode: float
   score: float
@@ -78,7 +80,7 @@ class Seconds:
 
   @property
   def rollout(self) -> float:
-    return self.prefill + self.decode
+    return self.sync + self.prefill + self.decode
 
   @property
   def total(self) -> float:
@@ -97,6 +99,7 @@ def seconds(
   """Seconds of the phases on this many of these devices, one mesh of them."""
   rate = _Rate(work, device, efficiency)
   return Seconds(
+      sync=_sync(work, rate),
       prefill=_prefill(work, rate),
       decode=_decode(work, rate),
       score=_score(work, rate),
@@ -197,6 +200,13 @@ def _seen(length: int) -> float:
 def _layer_bytes(work: workload.Workload) -> float:
   """Of the layers' weights in the compute dtype, on one tensor share."""
   return work.parameters().whole * work.width / work.mesh[2]
+
+
+def _sync(work: workload.Workload, rate: _Rate) -> float:
+  """Reading weights and writing them in another layout; what links move."""
+  held, made = work.parameters().share, rollout.weights(work).held
+  moved = max(0.0, made - min(made, work.width * held))
+  return (4 * held + made) / rate.bytes + moved / rate.link
 
 
 def _prefill(work: workload.Workload, rate: _Rate) -> float:

@@ -124,9 +124,10 @@ class Workload:
   def check(self) -> None:
     """Raises ValueError unless the meshes divide the model's axes and rows."""
     sizes = qwen2.Qwen2(self.model).axis_sizes()
-    for shape in {self.mesh, self.sampled_on}:
+    names = sharding.Mesh().name, sharding.RolloutMesh().name
+    for shape, name in zip((self.mesh, self.sampled_on), names):
       mesh = jax.sharding.AbstractMesh(shape, sharding.MESH_AXES)
-      sharding.check_divides(mesh, sizes)
+      sharding.check_divides(mesh, sizes, name)
     if math.prod(self.sampled_on) != math.prod(self.mesh):
       raise ValueError(
           f'the rollout mesh {self.sampled_on} has'

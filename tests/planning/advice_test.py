@@ -55,8 +55,8 @@ def test_sampling_has_knobs_of_its_own():
   work = workload.Workload(
       configs.CONFIGS['7b'], (1, 8, 1), rollout_mesh=(8, 1, 1), reference=False
   )
-  knobs = [turn.knob for turn in advice.turns(work, 38e9, 'gpu')]
-  assert knobs[0].startswith('RolloutMesh.data, RolloutMesh.fsdp, Rollou')
+  knobs = [turn.knob for turn in advice.turns(work, 28e9, 'gpu')]
+  assert knobs[0].startswith('Experiment.rollout_mesh with RolloutMesh.data, ')
   three = dataclasses.replace(work, model=configs.CONFIGS['3b'])
   found = advice._paid(dataclasses.replace(three, rollout_mesh=(4, 1, 2)))
   assert 'PolicySource.int8_rollout = True' in dict(found)
@@ -87,7 +87,7 @@ def test_the_report_is_one_short_table():
   text = report.text(_WORK, devices.Slice.parse('h100x8'))
   lines = text.splitlines()
   assert len(lines) < 45 and max(map(len, lines)) <= 100
-  assert 'mesh      data=1 fsdp=8 tensor=1, and to sample data=8 fsdp=1' in text
+  assert 'mesh      data=1 fsdp=8 tensor=1, sampling on data=8 fsdp=1' in text
   assert 'sampling  25,600 steps of 128 rows, kernels in bfloat16' in text
   assert '1.54 G parameters, all trained, computed in bfloat16' in text
   assert '8 x h100, each 80 GB, 989 TFLOP/s, 3350 GB/s' in text

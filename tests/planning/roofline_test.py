@@ -52,9 +52,27 @@ def test_one_device_by_hand():
   assert seconds.update == close(
       passes / 1e14 + 4 * scores * seen / 1e12 + step
   )
+  # Read in float32, written in bfloat16.
+  assert seconds.sync == close(6 * 1.5437e9 / 1e12)
+  sampled = seconds.sync + seconds.prefill + seconds.decode
   assert seconds.total == pytest.approx(
-      seconds.prefill + seconds.decode + seconds.score + seconds.update
+      sampled + seconds.score + seconds.update
   )
+
+
+def test_weights_are_gathered_once_an_iteration_or_in_every_call():
+  split = dataclasses.replace(_WORK, mesh=(1, 8, 1))
+  gathering = dataclasses.replace(split, rollout_mesh=(1, 8, 1))
+  device = dataclasses.replace(_DEVICE, link_gbs=20)
+  own, every = (
+      roofline.seconds(work, device, _ALL) for work in (split, gathering)
+  )
+  # Seven eighths of 3.1 GB over links of 10 GB/s; an eighth is there.
+  moved = 7 / 8 * 2 * 1.5437e9 / 10e9
+  assert own.sync == pytest.approx(
+      moved + (4 / 8 + 2) * 1.5437e9 / 1e12, rel=1e-3
+  )
+  assert every.sync < own.sync / 8 and every.prefill > own.prefill
 
 
 def test_sampling_on_eight_devices_by_hand():
