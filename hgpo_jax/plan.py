@@ -36,6 +36,7 @@ _DEVICES = flags.DEFINE_string(
     'devices', None, 'Such as v5e-64, v5p-8, v6e-16, a100x8, h100x8, h200.'
 )
 _TPU = flags.DEFINE_string('tpu', None, 'The same as --devices.')
+_GPU = flags.DEFINE_string('gpu', None, 'The same as --devices.')
 _MESH = flags.DEFINE_string(
     'mesh', '', 'Such as data=1,fsdp=16,tensor=4; one of them may be -1.'
 )
@@ -76,11 +77,14 @@ def main(argv: Sequence[str]) -> None:
   from hgpo_jax.planning import report
   from hgpo_jax.planning import roofline
 
-  name = _DEVICES.value or _TPU.value
-  if not name:
-    raise app.UsageError('--devices is required, such as --devices=v5e-64')
+  named = [flag.value for flag in (_DEVICES, _TPU, _GPU) if flag.value]
   try:
-    slice_ = devices.Slice.parse(name)
+    if len(named) != 1:
+      raise ValueError(
+          f'--devices (or --tpu, --gpu) is given {len(named)} times; expected'
+          ' once, such as --devices=v5e-64 or --devices=h100x8'
+      )
+    slice_ = devices.Slice.parse(named[0])
     work = _workload(slice_)
     work.check()
     efficiency = roofline.Efficiency(_COMPUTE.value, _BANDWIDTH.value)

@@ -36,7 +36,7 @@ def test_the_table_has_ours_over_theirs():
 
 def test_each_peer_has_a_program_and_an_environment():
   assert update.PEERS.keys() <= sampler.SIDES.keys()
-  for program, ways in update.PEERS.values():
+  for program, ways, _ in update.PEERS.values():
     assert pathlib.Path(program).is_file() and ways
 
 

@@ -28,9 +28,16 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_model_and_a_slice_are_enough():
-  done = _run('--model=3b', '--tpu=v6e-16', '--mesh=fsdp=8,tensor=2')
+  done = _run(
+      *('--model=3b', '--tpu=v6e-16', '--mesh=fsdp=8,tensor=2'),
+      *('--rollout_mesh=tensor=2', '--int8_rollout', '--sampler_rows=64'),
+  )
   assert done.returncode == 0, done.stderr
-  assert 'mesh      data=1 fsdp=8 tensor=2' in done.stdout
+  assert (
+      'mesh      data=1 fsdp=8 tensor=2, sampling on data=8 fsdp=1 tensor=2\n'
+      in done.stdout
+  )
+  assert 'steps of 64 rows, kernels in int8; ' in done.stdout
   assert 'fits' in done.stdout and 'tokens/s' in done.stdout
 
 
@@ -47,6 +54,15 @@ def test_a_mistake_is_one_line():
   assert done.stderr.strip().splitlines()[-1] == (
       "error: The mesh splits 'kv_heads' (2) over tensor=4, but 2 is not"
       ' divisible by 4. Set Mesh.tensor so that the product divides 2.'
+  )
+
+
+def test_devices_are_named_once():
+  done = _run('--model=1.5b', '--tpu=v5e-8', '--gpu=h100x8')
+  assert done.returncode == 1
+  assert done.stderr.strip().splitlines()[-1] == (
+      'error: --devices (or --tpu, --gpu) is given 2 times; expected once, such'
+      ' as --devices=v5e-64 or --devices=h100x8'
   )
 
 

@@ -133,7 +133,8 @@ def test_published_arithmetic_on_eight_devices(
       'updates      256 steps each: at most 25 x 1 epochs = 25 an iteration,'
       f' in passes of {8 * micro_batch} rows, one step each',
       'learning     rate 1e-06, constant',
-      'mesh         data=1 fsdp=8 tensor=1',
+      'mesh         data=1 fsdp=8 tensor=1, sampling on data=8 fsdp=1'
+      ' tensor=1',
       'evaluation   4 games x 1 seeds at temperature 0.4',
       f'run          {iterations} iterations, seed 0, a checkpoint'
       f' every {spec.save_every}',

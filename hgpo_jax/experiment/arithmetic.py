@@ -137,8 +137,8 @@ def _axes(shape: tuple[int, int, int]) -> str:
 
 def _sampling(spec: spec_lib.Experiment, shape: tuple[int, int, int]) -> str:
   there = sharding.rollout_shape(shape, spec.rollout_mesh)
-  gathers = ', weights gathered in every step' if there[1] > 1 else ''
-  return _axes(there) + gathers
+  said = '' if there == shape else f', sampling on {_axes(there)}'
+  return said + (', weights gathered in every step' if there[1] > 1 else '')
 
 
 def _describe(
@@ -171,7 +171,7 @@ def _describe(
       f' {rows} rows, {per_row} each',
       f'learning     rate {spec.optimizer.learning_rate:g},'
       f' {spec.optimizer.schedule}',
-      f'mesh         {_axes(shape)}, sampling on {_sampling(spec, shape)}',
+      f'mesh         {_axes(shape)}{_sampling(spec, shape)}',
       f'evaluation   {_games(spec, games)} x {len(spec.evaluation.seeds)} seeds at'
       f' temperature {spec.evaluation.temperature:g}',
       f'run          {spec.iterations} iterations, seed {spec.seed}, a checkpoint'

@@ -102,8 +102,10 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
 
 
 def _evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
-  every = spec.evaluation.every
-  return iteration == 0 or bool(every and iteration % every == 0)
+  evaluation = spec.evaluation
+  if iteration == 0:
+    return evaluation.before_training
+  return bool(evaluation.every and iteration % evaluation.every == 0)
 
 
 def _save_due(spec: spec_lib.Experiment, done: int) -> bool:

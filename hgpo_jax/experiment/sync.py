@@ -87,10 +87,10 @@ class Sync:
       mesh: jax.sharding.Mesh,
   ):
     """Args:
-      spec: what is compared.
-      model: functions of the model.
-      sampler: what the weights are for.
-      mesh: that the learner computes on.
+    spec: what is compared.
+    model: functions of the model.
+    sampler: what the weights are for.
+    mesh: that the learner computes on.
     """
     self._model, self._sampler, self._mesh = model, sampler, mesh
     self._alarm = spec.threshold(model)
@@ -139,7 +139,9 @@ def probe_tokens(
   parts = [sharding.ways(m, 'batch') for m in meshes if m is not None]
   unit = math.lcm(*parts)
   shape = -(-spec.rows // unit) * unit, spec.tokens
-  drawn_BT = np.random.default_rng(0).integers(model.config.vocab_size, size=shape)
+  drawn_BT = np.random.default_rng(0).integers(
+      model.config.vocab_size, size=shape
+  )
   return drawn_BT.astype(np.int32)
 
 

@@ -44,9 +44,7 @@ def decode_params(
   cast = lambda tree: jax.tree.map(lambda p: p.astype(dtype), tree)
   # Apart first, and fused then: no layer waits in memory for another.
   apart = (
-      _fused(
-          cast(jax.tree.map(lambda p, i=i: p[i], params['layers'])), config
-      )
+      _fused(cast(jax.tree.map(lambda p, i=i: p[i], params['layers'])), config)
       for i in range(config.num_layers)
   )
   if int8:

@@ -206,7 +206,7 @@ def test_the_plan_names_the_mesh_of_sampling(policy):
 @pytest.mark.parametrize(
     ('binding', 'message'),
     [
-        ('RolloutMesh.tensor = 8', "'kv_heads' .2. over tensor=8.*RolloutMesh"),
+        ('RolloutMesh.tensor = 8', "'heads' .4. over tensor=8.*RolloutMesh"),
         ('RolloutMesh.tensor = 3', r'RolloutMesh\(.*must divide the number of'),
         ('RolloutMesh.data = 4', r'the product 4 must equal .* devices, 8'),
         (
