@@ -181,9 +181,12 @@ def _adapter(
     model: base.ModelConfig, mesh: tuple[int, int, int], spec: lora_lib.LoRA
 ) -> Parameters:
   functions = qwen2.Qwen2(model)
-  shapes = jax.eval_shape(
-      lambda key: spec.init(functions.init(key), key), jax.random.key(0)
-  )
+
+  def made():  # Keys are made in here, or jax would look for a device.
+    key = jax.random.key(0)
+    return spec.init(functions.init(key), key)
+
+  shapes = jax.eval_shape(made)
   axes = spec.logical_axes(functions.logical_axes())
   pairs = jax.tree.map(lambda x, a: (x.shape, a), shapes, axes)
   is_pair = lambda x: isinstance(x, tuple)
