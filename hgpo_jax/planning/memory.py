@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
-from hgpo_jax.planning import rollout_memory
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 _FLOAT32 = 4
@@ -60,7 +60,7 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
   state = _state(work)
   sums = {'gradient sums': _FLOAT32 * work.trained().share}
   return {
-      'rollout': _need(state, _rollout(work)),
+      'rollout': _need(state, rollout.parts(work, platform)),
       'score': _need(state, _score(work)),
       'gradient': _need(state | sums, gradient(work)),
       'step': _need(state | sums, {'optimizer step': step(work, platform)}),
@@ -129,7 +129,7 @@ class _Arrays:
     layers = work.trained().layers if work.lora else work.parameters().layers
     return cls(
         stack=m.num_layers * tokens * m.hidden_size * width,
-        scores=queries * _block(length) * length / tensor,
+        scores=queries * query_block(length) * length / tensor,
         mlp=tokens * m.intermediate_size * width / tensor,
         residual=tokens * m.hidden_size * width,
         heads=tokens * query * width / tensor,
@@ -170,7 +170,7 @@ class _Arrays:
     )
 
 
-def _block(length: int) -> int:
+def query_block(length: int) -> int:
   """Queries that attend at a time; see `models.blockwise`."""
   return min(length, 128 * math.ceil(length / 512))
 
@@ -258,8 +258,3 @@ def _score(work: workload.Workload) -> dict[str, float]:
       'one layer': arrays.forward(),
       'logits': 2 * logits,
   }
-
-
-def _rollout(work: workload.Workload) -> dict[str, float]:
-  moments = rollout_memory.moments(work).values()
-  return max(moments, key=lambda parts: sum(parts.values()))
