@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hgpo_jax import sharding
-from hgpo_jax.experiment import plan
+from hgpo_jax.experiment import arithmetic
 from hgpo_jax.experiment import sync as sync_lib
 from hgpo_jax.models import lora
 from hgpo_jax.rollout import sampler as sampler_lib
@@ -191,7 +191,7 @@ def test_the_plan_names_the_mesh_of_sampling(policy):
     pytest.skip('needs 8 devices')
 
   def said(*bindings):
-    text = plan.check(runs.load(policy, _FEW, 'Mesh.data = 2', *bindings))
+    text = arithmetic.check(runs.load(policy, _FEW, 'Mesh.data = 2', *bindings))
     return next(x for x in text.splitlines() if x.startswith('mesh'))
 
   assert said() == (
@@ -221,4 +221,4 @@ def test_a_mesh_of_sampling_that_does_not_fit_is_refused(
   if jax.device_count() < 8:
     pytest.skip('needs 8 devices')
   with pytest.raises(ValueError, match=message):
-    plan.check(runs.load(policy, _FEW, _ON, binding))
+    arithmetic.check(runs.load(policy, _FEW, _ON, binding))
