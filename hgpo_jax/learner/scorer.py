@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax import types
 from hgpo_jax.learner import arrays
 from hgpo_jax.losses import token_logprobs
@@ -70,7 +71,7 @@ class Scorer:
   ) -> tuple[jax.Array, jax.Array]:
     """(log-probs, entropies), [B, R] on the device, in one pass."""
     placed = arrays.put(rollout, self._mesh)
-    with mesh_context(self._mesh):
+    with mesh_context(self._mesh), sharding.launching():
       return self._score(params, placed)
 
   def score_parts(

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from hgpo_jax import sharding
 from hgpo_jax import types
 from hgpo_jax.learner import arrays
 from hgpo_jax.learner import optimizer as optimizer_lib
@@ -113,11 +114,12 @@ class Update:
         batch = arrays.put(part, self._mesh)
         if self._programs is None:
           self._programs = self.programs(state, batch, denominators)
-        if sums is None:
-          sums = self._programs.zeros()
-        sums = self._programs.add(
-            state.params, sums, self._frozen_params, batch, denominators
-        )
+        with sharding.launching():
+          if sums is None:
+            sums = self._programs.zeros()
+          sums = self._programs.add(
+              state.params, sums, self._frozen_params, batch, denominators
+          )
       return self._apply(state, sums)
 
   def _apply(
@@ -129,7 +131,8 @@ class Update:
     moved = lambda state, to: dataclasses.replace(
         state, opt_state=train_state.move(state.opt_state, to)
     )
-    state, metrics = self._programs.apply(moved(state, near), *sums)
+    with sharding.launching():
+      state, metrics = self._programs.apply(moved(state, near), *sums)
     return moved(state, home), metrics
 
   def programs(
