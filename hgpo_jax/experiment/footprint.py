@@ -53,6 +53,7 @@ def largest(
       sampler_rows=sampler.row_buckets[-1],
       prefill_tokens=sampler.prefill_tokens[-1],
       prefill_block=sampler.prefill_block,
+      ahead=bool(spec.rollout_lag),
   )
 
 

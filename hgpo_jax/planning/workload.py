@@ -47,6 +47,7 @@ class Workload:
     sampler_rows: rows of the cache, over all devices.
     prefill_tokens: prompt tokens that one call computes at most.
     prefill_block: prompts are computed in blocks of so many tokens.
+    ahead: whether episodes are played while the learner learns.
   """
 
   model: base.ModelConfig
@@ -71,6 +72,7 @@ class Workload:
   sampler_rows: int = 128
   prefill_tokens: int = 512
   prefill_block: int = 32
+  ahead: bool = False
 
   @property
   def shares(self) -> int:

@@ -63,7 +63,9 @@ def _by_hand(spec, lags, folder) -> tuple[object, list[str]]:
       name = trajectories.file_name(iteration)
       for where, found in ((folder, played), (folder / 'newest', newest)):
         trajectories.save(where / name, found.every, player.tokenizer.decode)
-      if (folder / name).read_bytes() != (folder / 'newest' / name).read_bytes():
+      if (folder / name).read_bytes() != (
+          folder / 'newest' / name
+      ).read_bytes():
         otherwise.append(iteration)
       state, _ = learn.learn(
           spec, player, learner, state, played.kept, iteration, lag

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from hgpo_jax.models import configs
+from hgpo_jax.models import lora
 from hgpo_jax.planning import advice
 from hgpo_jax.planning import devices
 from hgpo_jax.planning import report
@@ -46,6 +47,22 @@ def test_what_changes_the_training_comes_last():
   knobs = [turn.knob for turn in found]
   assert knobs[0] == 'Mesh.data, Mesh.fsdp, Mesh.tensor = 1, 4, 4'
   assert "include 'models/lora.gin'" in knobs[1:]
+
+
+def test_not_to_play_ahead_frees_what_plays():
+  work = workload.Workload(
+      configs.CONFIGS['1.5b'],
+      (1, 1, 1),
+      lora=lora.LoRA(base_dtype='bfloat16'),
+      moment_dtype='bfloat16',
+      logits_tokens=128,
+      sampler_rows=1,
+      ahead=True,
+  )
+  limit = 1.05 * advice.peak(dataclasses.replace(work, ahead=False), 'gpu')
+  found = advice.turns(work, limit / advice.USABLE, 'gpu')
+  assert 'Experiment.rollout_lag = 0' in [turn.knob for turn in found]
+  assert not found[-1].work.ahead and found[-1].peak <= limit
 
 
 def test_it_says_so_where_nothing_helps():

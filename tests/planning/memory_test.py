@@ -126,3 +126,19 @@ def test_what_makes_which_part_smaller():
   assert cache == 2 * rollout['KV cache']
   # 28 KiB a token: 2 x 28 layers x 2 heads x 128 numbers of 2 bytes.
   assert rollout['KV cache'] == 128 / 8 * 2560 * 28 * 1024
+
+
+def test_playing_ahead_keeps_what_a_rollout_needs_beside_the_learner():
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1), rows=4)
+  alone = memory.need(work)
+  both = memory.need(dataclasses.replace(work, ahead=True))
+  assert both['rollout'] == alone['rollout']
+  resting = sum(alone['score'].parts[n] for n in ('weights', 'moments'))
+  resting += alone['score'].parts['reference']
+  for phase in ('score', 'gradient', 'step'):
+    more = both[phase].total - alone[phase].total
+    assert more == pytest.approx(alone['rollout'].total - resting)
+    fixed = both[phase].resident - alone[phase].resident
+    names = ('decode weights', 'KV cache')
+    held = sum(alone['rollout'].parts[name] for name in names)
+    assert fixed == pytest.approx(held)
