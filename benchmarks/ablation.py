@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 import dataclasses
 import itertools
+import math
 import pathlib
 import sys
 
@@ -73,13 +74,23 @@ class Job:
     """The estimator last, then nothing that could replace what it set."""
     return [BUDGET, SETTINGS[self.setting], f'algorithms/{self.method}.gin']
 
+  @property
+  def bindings(self) -> list[str]:
+    """All start with the same policy: what it can do is measured once a seed."""
+    first = self.method == BASELINE
+    return [
+        f'Experiment.seed = {self.seed}',
+        f'Evaluation.before_training = {first}',
+    ]
+
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
   """What a finished training measured; shares, not percent.
 
   Attributes:
-    before: held-out success before the first iteration.
+    before: held-out success before the first iteration; nan where that was not
+      evaluated.
     after: held-out success after the last.
     training: mean success of the episodes trained on, all iterations alike.
     failed: share of groups without a success, in the first iteration.
@@ -116,22 +127,23 @@ def finished(job: Job, run_dir: pathlib.Path, bindings: Sequence[str]) -> bool:
   Raises:
     ConfigError: it holds a training of other settings.
   """
-  given = [*bindings, f'Experiment.seed = {job.seed}']
-  spec = config.load(job.gin_files, given, root=spec_lib.Experiment)
+  spec = config.load(
+      job.gin_files, [*bindings, *job.bindings], root=spec_lib.Experiment
+  )
   return config.check_resume(run_dir) and run_folder.finished(spec, run_dir)
 
 
 def read(run_dir: pathlib.Path) -> Outcome:
   """What a finished training measured."""
-  run, lines = quickstart.read(run_dir, 0), metrics.read(run_dir)
+  lines = metrics.read(run_dir)
   played = [line for line in lines if 'rollout/success_rate' in line]
   return Outcome(
-      before=run.before.overall.mean,
-      after=run.after.overall.mean,
+      before=lines[0].get('eval/success_rate', math.nan),
+      after=lines[-1]['eval/success_rate'],
       training=float(np.mean([x['rollout/success_rate'] for x in played])),
       failed=played[0]['advantage/frac_failed_groups'],
       updates=sum(x['update/count'] for x in played),
-      minutes=run.minutes,
+      minutes=quickstart.minutes(lines),
   )
 
 
@@ -173,7 +185,7 @@ def _cells(
   gap = lambda field: '' if method == BASELINE else paired(mine, theirs, field)
   return [
       str(len(mine)),
-      f'{100 * mean["before"]:.1f}',
+      '' if math.isnan(mean['before']) else f'{100 * mean["before"]:.1f}',
       f'{100 * mean["after"]:.1f}',
       f'{spread:.1f}' if len(mine) > 1 else '',
       gap('after'),
@@ -253,8 +265,7 @@ def main(argv: Sequence[str]) -> None:
       if finished(job, run_dir, bindings):
         continue
       print(f'{number} of {len(wanted)}: {run_dir}', flush=True)
-      seed = f'Experiment.seed = {job.seed}'
-      quickstart.train(run_dir, job.gin_files, [*bindings, seed])
+      quickstart.train(run_dir, job.gin_files, [*bindings, *job.bindings])
       _report(out, bindings)
     print(f'\n{_report(out, bindings)}')
   except config.ConfigError as error:

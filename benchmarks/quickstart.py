@@ -52,18 +52,23 @@ def eval_path(run_dir: pathlib.Path, iteration: int) -> pathlib.Path:
 def read(run_dir: pathlib.Path, seed: int) -> Run:
   """What a finished run measured."""
   lines = metrics.read(run_dir)
+  return Run(
+      seed,
+      evaluate.load(eval_path(run_dir, 0)),
+      evaluate.load(eval_path(run_dir, lines[-1]['iteration'])),
+      minutes(lines),
+  )
+
+
+def minutes(lines: Sequence[dict[str, float]]) -> float:
+  """Of play, learning and evaluation, from the metrics of a run."""
   seconds = sum(
       value
       for line in lines
       for name, value in line.items()
       if name.startswith('time/') and name.endswith('_s')
   )
-  return Run(
-      seed,
-      evaluate.load(eval_path(run_dir, 0)),
-      evaluate.load(eval_path(run_dir, lines[-1]['iteration'])),
-      seconds / 60,
-  )
+  return seconds / 60
 
 
 def over_seeds(values: Sequence[float]) -> tuple[float, float, float]:

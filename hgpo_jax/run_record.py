@@ -118,16 +118,35 @@ def check_resume(run_dir: pathlib.Path, root: Any) -> bool:
     return True
   old, new = record['config'], flatten(root, strict_only=True)
   loose = set(flatten(root)) - set(new)
+  # A field that is younger than the run: its default is what was done before.
+  younger = {key for key in new if key not in old and _by_default(root, key)}
   lines = []
-  for key in sorted((set(old) | set(new)) - loose):
+  for key in sorted((set(old) | set(new)) - loose - younger):
     was, now = old.get(key, '(absent)'), new.get(key, '(absent)')
     if was != now:
       lines.append(f'  {key}: {was!r} in the run, {now!r} now')
+  if not lines:
+    return True
   raise gin_source.ConfigError(
       f'{run_dir} holds a run of another configuration:\n'
       + '\n'.join(lines)
       + '\nGo on with the old values, or give another --run_dir'
   )
+
+
+def _by_default(root: Any, key: str) -> bool:
+  """Whether a key of `flatten` is or lies in a field that has its default."""
+  value = root
+  for name in key.split('.')[1:]:
+    fields = {field.name: field for field in dataclasses.fields(value)}
+    if name not in fields:  # An item of a sequence or mapping.
+      return False
+    value = getattr(value, name)
+    if value == fields[name].default:
+      return True
+    if not dataclasses.is_dataclass(value):
+      return False
+  return False
 
 
 def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 from benchmarks import ablation
-from benchmarks import quickstart
 from hgpo_jax import config
-from hgpo_jax.experiment import evaluate
 from hgpo_jax.experiment import spec as spec_lib
-from tests import benchmarks_test
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +42,22 @@ def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
   specs = {}
   for job in ablation.jobs([setting], list(ablation.METHODS), [3]):
     specs[job.method] = config.load(
-        job.gin_files, ['Experiment.seed = 3'], root=spec_lib.Experiment
+        job.gin_files, job.bindings, root=spec_lib.Experiment
     )
   base = specs['grpo']
   assert (base.iterations, base.episodes, base.seed) == (10, 64, 3)
   assert base.minibatches.minibatch_steps == 128
+  assert base.evaluation.before_training
   for spec in specs.values():
-    assert dataclasses.replace(spec, estimator=base.estimator) == base
+    assert (
+        dataclasses.replace(
+            spec, estimator=base.estimator, evaluation=base.evaluation
+        )
+        == base
+    )
+    assert spec.evaluation == dataclasses.replace(
+        base.evaluation, before_training=spec is base
+    )
   knobs = [getattr(s.estimator, 'base', s.estimator) for s in specs.values()]
   assert {k.invalid_action_penalty for k in knobs} == {0.1}
   assert all(
@@ -74,12 +81,6 @@ def test_the_hard_setting_differs_in_its_games_alone():
 
 
 def test_a_finished_run_is_read(tmp_path):
-  for iteration, rate in ((0, 0.25), (2, 0.75)):
-    evaluate.save(
-        quickstart.eval_path(tmp_path, iteration),
-        benchmarks_test.result(rate),
-        iteration,
-    )
   lines = [
       {
           'iteration': i,
@@ -90,11 +91,17 @@ def test_a_finished_run_is_read(tmp_path):
       }
       for i in range(2)
   ]
-  lines.append({'iteration': 2, 'time/evaluate_s': 60.0})
-  text = ''.join(json.dumps(line) + '\n' for line in lines)
-  (tmp_path / 'metrics.jsonl').write_text(text)
-  found = dataclasses.astuple(ablation.read(tmp_path))
-  assert found == pytest.approx((0.25, 0.75, 0.3, 0.5, 6.0, 2.0))
+  lines.append(
+      {'iteration': 2, 'eval/success_rate': 0.75, 'time/evaluate_s': 60.0}
+  )
+  for before in ({}, {'eval/success_rate': 0.25}):
+    lines[0] |= before
+    text = ''.join(json.dumps(line) + '\n' for line in lines)
+    (tmp_path / 'metrics.jsonl').write_text(text)
+    found = dataclasses.astuple(ablation.read(tmp_path))
+    assert found[1:] == pytest.approx((0.75, 0.3, 0.5, 6.0, 2.0))
+    assert math.isnan(found[0]) != bool(before)
+  assert found[0] == 0.25
 
 
 def test_differences_are_taken_seed_by_seed():

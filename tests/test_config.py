@@ -513,6 +513,22 @@ def test_resume_may_run_longer(tmp_path):
   assert config.check_resume(tmp_path)
 
 
+def test_resume_of_a_run_older_than_a_field(tmp_path):
+  load()
+  config.write(tmp_path)
+  path = tmp_path / 'run.json'
+  record = json.loads(path.read_text())
+  del record['config']['Walk.estimator.alpha']
+  path.write_text(json.dumps(record | {'fingerprint': 'of fewer fields'}))
+  assert config.check_resume(tmp_path)
+  load('Toy.alpha = 2')
+  with pytest.raises(config.ConfigError) as error:
+    config.check_resume(tmp_path)
+  assert "Walk.estimator.alpha: '(absent)' in the run, 2.0 now" in str(
+      error.value
+  )
+
+
 def test_resume_of_something_else_is_refused(tmp_path):
   load()
   (tmp_path / 'run.json').write_text('{"a": ')

@@ -9,8 +9,10 @@ from hgpo_jax.experiment import task_order
 
 def evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
   """Whether the policy is evaluated before an iteration."""
-  every = spec.evaluation.every
-  return iteration == 0 or bool(every and iteration % every == 0)
+  evaluation = spec.evaluation
+  if iteration == 0:
+    return evaluation.before_training
+  return bool(evaluation.every and iteration % evaluation.every == 0)
 
 
 def save_due(spec: spec_lib.Experiment, done: int) -> bool:

@@ -140,8 +140,9 @@ class Evaluation:
     seeds: of sampling; each plays every game once.
     draws: draw so many games a seed, with replacement, instead of playing each
       once; the published numbers of the GiGPO family have 128.
-    every: iterations between evaluations in training; 0 for only before the
-      first and after the last.
+    every: iterations between evaluations in training; 0 for none but before
+      the first and after the last.
+    before_training: whether there is one before the first.
   """
 
   split: str = config.REQUIRED
@@ -150,6 +151,7 @@ class Evaluation:
   seeds: tuple[int, ...] = (0,)
   draws: int = 0
   every: int = config.may_change(0)
+  before_training: bool = config.may_change(True)
 
   def __post_init__(self) -> None:
     if min(self.games, self.every, self.temperature, self.draws) < 0:

@@ -208,43 +208,6 @@ class Qwen2:
     up_BTF = self._dense(layer['mlp']['up'], norm_BTD)
     return x_BTD + self._dense(layer['mlp']['down'], gate_BTF * up_BTF)
 
-  def _attention(
-      self,
-      q_BTHh: jax.Array,
-      k_BKSh: jax.Array,
-      v_BKSh: jax.Array,
-      mask_BTS: jax.Array,
-  ) -> jax.Array:
-    """Grouped-query attention with a float32 softmax; returns [B, T, H, h].
-
-    A query with nothing to attend to (padding) gets the mean of the values.
-    """
-    batch, length, heads, head_dim = q_BTHh.shape
-    groups = (batch, k_BKSh.shape[1], -1, length)  # B, K, H / K, T
-    q = q_BTHh.swapaxes(1, 2).reshape(*groups, head_dim)
-    scores = self._contract('bkgth,bksh->bkgts', q, k_BKSh) * head_dim**-0.5
-    scores = jnp.where(
-        mask_BTS[:, None, None], scores, jnp.finfo(jnp.float32).min
-    )
-    weights = jax.nn.softmax(scores, axis=-1).astype(v_BKSh.dtype)
-    out = self._contract('bkgts,bksh->bkgth', weights, v_BKSh)
-    out_BHTh = out.reshape(batch, heads, length, head_dim)
-    return out_BHTh.swapaxes(1, 2).astype(q_BTHh.dtype)
-
-  def _contract(self, equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """An einsum of attention, float32 out."""
-    return jnp.einsum(
-        equation,
-        x,
-        y,
-        precision=self._precision,
-        preferred_element_type=jnp.float32,
-    )
-
 
 def _constrain_residual(x_BTD: jax.Array) -> jax.Array:
   return sharding.constrain(x_BTD, 'batch', 'sequence', 'activation')
-
-
-def _heads_first(x_BTKh: jax.Array) -> jax.Array:
-  return x_BTKh.swapaxes(1, 2)
