@@ -107,7 +107,10 @@ def test_a_run_broken_off_while_a_thread_plays_ends_like_one_left_alone(
     policy, one_device, monkeypatch, tmp_path
 ):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
-  runs.train(policy, whole, *SAMPLER)
+  # One task of iteration 1 is broken, and of no evaluation.
+  bad = max(task.index for task in schedule.tasks(runs.load(policy), 1))
+  bindings = (*SAMPLER, f"Boxes.faults = (({bad}, 'raise_in_step'),)")
+  runs.train(policy, whole, *bindings)
   sound = learn.learn
 
   def fail(*args):
@@ -117,14 +120,18 @@ def test_a_run_broken_off_while_a_thread_plays_ends_like_one_left_alone(
 
   with monkeypatch.context() as patch:
     patch.setattr(learn, 'learn', fail)
-    found = runs.main(*runs.arguments(policy, broken, *SAMPLER))
+    found = runs.main(*runs.arguments(policy, broken, *bindings))
   assert found == 'error: the disk is gone' and _written(broken) == 3
-  runs.train(policy, broken, *SAMPLER)
+  runs.train(policy, broken, *bindings)
   assert _lags(broken) == _lags(whole) == [0, 1, 0, 1]
-  assert runs.lines(broken) == runs.lines(whole)
+  lines = runs.lines(whole)
+  assert runs.lines(broken) == lines
+  # Told where they are learned from, not where they were played.
+  errors = [line['pool/env_errors'] for line in lines]
+  assert bad >= 4 and errors[:2] == [0.0, 4.0] and sum(errors) == 8.0
   for kind in ('rollouts', 'eval'):
     assert runs.files(broken, kind) == runs.files(whole, kind)
-  spec = runs.load(policy, *SAMPLER)
+  spec = runs.load(policy, *bindings)
   ours, theirs = (
       saved_policy.newest_policy(spec, folder)[1] for folder in (broken, whole)
   )
