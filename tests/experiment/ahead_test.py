@@ -22,12 +22,9 @@ from hgpo_jax.io import trajectories
 from tests.experiment import runs
 
 AHEAD = ('Experiment.rollout_lag = 1',)
-SAMPLER = (
-    *AHEAD,
-    'Experiment.old_logprobs = @OldLogprobs()',
-    "OldLogprobs.source = 'sampler'",
-)
-DECOUPLED = (*AHEAD, 'PPOLoss.tis_clip = 2.0')
+SAMPLER = (*AHEAD, "OldLogprobs.source = 'sampler'")
+TRAINER = (*AHEAD, "OldLogprobs.source = 'trainer'")
+DECOUPLED = (*TRAINER, 'PPOLoss.tis_clip = 2.0')
 
 
 def _lags(run_dir) -> list[float]:
@@ -286,18 +283,14 @@ class TestSchedule:
             ' ahead of the learner',
         ),
         (
-            AHEAD,
+            TRAINER,
             'Experiment.rollout_lag is 1, so an older policy plays, but with'
             " OldLogprobs.source = 'trainer' and PPOLoss.tis_clip = 0 nothing"
             ' corrects for it at all times; set OldLogprobs.source ='
             " 'sampler', or 'trainer' with PPOLoss.tis_clip = 2.0",
         ),
         (
-            [
-                *DECOUPLED,
-                'Experiment.old_logprobs = @OldLogprobs()',
-                "OldLogprobs.source = 'auto'",
-            ],
+            [*DECOUPLED, "OldLogprobs.source = 'auto'"],
             "OldLogprobs.source = 'auto' and PPOLoss.tis_clip = 2 nothing",
         ),
         (

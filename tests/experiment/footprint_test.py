@@ -60,7 +60,7 @@ def test_what_the_workload_is_made_of(policy):
   assert footprint.smallest(spec, model, (1, 1, 1)).prompt == 80
   assert not most.ahead
   lagging = runs.load(
-      policy, 'Experiment.rollout_lag = 1', 'PPOLoss.tis_clip = 2.0'
+      policy, 'Experiment.rollout_lag = 1', "OldLogprobs.source = 'sampler'"
   )
   assert footprint.largest(lagging, model, (1, 1, 1)).ahead
 
