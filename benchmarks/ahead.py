@@ -11,6 +11,7 @@ which compile, and the last, beside which nothing is played, are left out.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import json
 import os
@@ -37,16 +38,15 @@ _Row = Mapping[str, float]
 def measure(spec: spec_lib.Experiment) -> list[_Row]:
   """Trains, and returns a row for each iteration that counts."""
   rows = []
-  with (
-      runtime.open_player(spec) as player,
-      ahead.Rollouts(spec, player) as rollouts,
-  ):
+  with contextlib.ExitStack() as stack:
+    player = stack.enter_context(runtime.open_player(spec))
     learner = runtime.make_learner(spec, player)
+    rollouts = stack.enter_context(ahead.Rollouts(spec, player, learner))
     state = learner.state
     for iteration in range(spec.iterations):
       wall, cpu = time.monotonic(), time.process_time()
-      found = rollouts.take(iteration, learner.policy(state))
-      rollouts.begin(iteration + 1, learner.policy(state), eaten=state.params)
+      found = rollouts.take(iteration, state)
+      rollouts.begin(iteration + 1, state)
       start = time.monotonic()
       state, learned = learn.learn(
           *(spec, player, learner, state, found.played.kept, iteration),

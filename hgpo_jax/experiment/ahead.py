@@ -29,6 +29,7 @@ from hgpo_jax.experiment import resample
 from hgpo_jax.experiment import runtime as runtime_lib
 from hgpo_jax.experiment import schedule
 from hgpo_jax.experiment import spec as spec_lib
+from hgpo_jax.learner import train_state
 from hgpo_jax.models import base as models
 from hgpo_jax.rollout import collector as collector_lib
 
@@ -61,9 +62,15 @@ class Rollouts:
   However the run ends, no thread of it is left behind.
   """
 
-  def __init__(self, spec: spec_lib.Experiment, player: runtime_lib.Player):
+  def __init__(
+      self,
+      spec: spec_lib.Experiment,
+      player: runtime_lib.Player,
+      learner: runtime_lib.Learner,
+  ):
     self._spec = spec
     self._player = player
+    self._learner = learner
     self._stop = threading.Event()
     self._thread = futures.ThreadPoolExecutor(1, 'rollout')
     self._ahead: tuple[int, futures.Future[Round]] | None = None
@@ -96,12 +103,12 @@ class Rollouts:
       self._waited_s += time.monotonic() - start
     return self._player.collector
 
-  def take(self, iteration: int, policy: models.Params) -> Round:
+  def take(self, iteration: int, state: train_state.TrainState) -> Round:
     """The episodes of `iteration`: those under way, or else played now.
 
     Args:
       iteration: the one that is learned from next.
-      policy: the newest; who plays if nothing is under way.
+      state: whose policy plays if nothing is under way.
 
     Raises:
       Whatever stopped the thread.
@@ -109,7 +116,7 @@ class Rollouts:
     start = time.monotonic()
     collector = self.idle_collector()
     if self._ahead is None:
-      found = self._play(collector, policy, iteration, 0)
+      found = self._play(collector, self._weights(state), iteration, 0)
       self._waited_s += time.monotonic() - start
     else:
       played, future = self._ahead
@@ -125,21 +132,23 @@ class Rollouts:
     told = {'rollout/lag': float(found.lag), 'time/rollout_wait_s': waited_s}
     return dataclasses.replace(found, metrics=found.metrics | told)
 
-  def begin(self, iteration: int, policy: models.Params, eaten: Any) -> None:
+  def begin(self, iteration: int, state: train_state.TrainState) -> None:
     """Starts to play `iteration` if that is to happen ahead of the learner.
 
     Args:
       iteration: the one after that which is about to be learned from.
-      policy: the newest, which will be one iteration behind.
-      eaten: arrays that the learner's updates eat; what plays shares none.
+      state: whose policy plays, and which may be given to an update now.
     """
     lag = schedule.lag(self._spec, iteration)
-    if not lag:
-      return
-    params = unshared(self._player.sampler.prepare(policy), eaten)
-    self._ahead = iteration, self._thread.submit(
-        self._play_in_thread, params, iteration, lag
-    )
+    if lag:
+      self._ahead = iteration, self._thread.submit(
+          self._play_in_thread, self._weights(state), iteration, lag
+      )
+
+  def _weights(self, state: train_state.TrainState) -> models.Params:
+    """For the sampler, in memory that no update of the state takes."""
+    policy = self._learner.policy(state)
+    return unshared(self._player.sampler.prepare(policy), state.params)
 
   def _play_in_thread(
       self, params: models.Params, iteration: int, lag: int
@@ -182,8 +191,8 @@ def pool_events(before: types.Metrics, now: types.Metrics) -> types.Metrics:
 def unshared(params: models.Params, eaten: Any) -> models.Params:
   """`params`, with copies of the arrays whose memory is also in `eaten`.
 
-  A program hands an argument that it returns unchanged on as it is; when the
-  learner gives the memory of its state away, that array would go with it.
+  What is laid out for the sampler may hold an array of the learner's as it is,
+  and would lose it when an update is given the learner's memory.
   """
   taken = {place for x in jax.tree.leaves(eaten) for place in _places(x)}
   return jax.tree.map(

@@ -78,7 +78,7 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
         run_dir, seed=spec.seed, devices=[str(d) for d in jax.devices()]
     )
     with (
-        ahead.Rollouts(spec, player) as rollouts,
+        ahead.Rollouts(spec, player, learner) as rollouts,
         spec.logging.open(run_dir, first, spec.iterations) as writer,
     ):
       for iteration in range(first, spec.iterations):
@@ -109,9 +109,9 @@ def _iterate(
     iteration: int,
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Plays one round of episodes, or has it already, and learns from them."""
-  found = rollouts.take(iteration, learner.policy(state))
+  found = rollouts.take(iteration, state)
   start, played = time.monotonic(), found.played
-  rollouts.begin(iteration + 1, learner.policy(state), eaten=state.params)
+  rollouts.begin(iteration + 1, state)
   every = spec.save_rollouts_every
   if every and iteration % every == 0:
     name = trajectories_io.file_name(iteration)

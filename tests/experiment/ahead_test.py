@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hgpo_jax import sharding
 from hgpo_jax.envs import pool as pool_lib
 from hgpo_jax.experiment import ahead
 from hgpo_jax.experiment import learn
@@ -318,26 +319,35 @@ def test_the_arithmetic_tells_what_is_played_ahead(policy, one_device, capsys):
 
 
 def test_what_plays_outlives_what_the_learner_eats():
-  eaten = {
-      'handed on': jax.device_put(np.arange(4.0), jax.devices()[0]),
-      'computed': jnp.ones(3),
+  mesh = sharding.Mesh().make_mesh()
+  place = jax.sharding.NamedSharding(mesh, sharding.spec(('embed',)))
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  rows = np.arange(8.0, dtype=np.float32)
+  eaten = {name: jax.device_put(rows, place) for name in ('split', 'part')}
+  eaten['alone'] = jax.device_put(rows, one)
+  laid = {
+      'split': eaten['split'],
+      # Another array on the same memory.
+      'part': eaten['part'].addressable_shards[3].data,
+      'alone': eaten['alone'],
+      'computed': 2.0 * eaten['alone'],
   }
-  lay_out = jax.jit(lambda p: {**p, 'computed': 2.0 * p['computed']})
-  laid = lay_out(eaten)
   params = ahead.unshared(laid, eaten)
   assert params['computed'] is laid['computed']
+  assert params['split'].sharding == place
   eat = jax.jit(lambda p: jax.tree.map(lambda x: x - 1.0, p), donate_argnums=0)
-  eat(eaten)
-  assert eaten['handed on'].is_deleted()
-  np.testing.assert_array_equal(params['handed on'], np.arange(4.0))
-  np.testing.assert_array_equal(params['computed'], 2.0 * np.ones(3))
+  jax.block_until_ready([eat(x) for x in eaten.values()])
+  assert laid['alone'].is_deleted() and laid['split'].is_deleted()
+  for name in ('split', 'alone'):
+    np.testing.assert_array_equal(params[name], rows)
+  np.testing.assert_array_equal(params['part'], rows[3:4])
 
 
 def test_episodes_of_another_iteration_are_not_taken(policy, monkeypatch):
   spec = runs.load(policy, *SAMPLER)
-  with ahead.Rollouts(spec, player=None) as rollouts:
+  with ahead.Rollouts(spec, player=None, learner=None) as rollouts:
     monkeypatch.setattr(rollouts, 'idle_collector', lambda: None)
     rollouts._ahead = 3, None
     with pytest.raises(RuntimeError, match='are of iteration 3; expected .* 2'):
-      rollouts.take(2, policy=None)
+      rollouts.take(2, state=None)
     rollouts._ahead = None
