@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from concurrent import futures
 import signal
 import threading
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -341,6 +343,19 @@ def test_what_plays_outlives_what_the_learner_eats():
   for name in ('split', 'alone'):
     np.testing.assert_array_equal(params[name], rows)
   np.testing.assert_array_equal(params['part'], rows[3:4])
+
+
+def test_an_error_that_another_hides_is_told(policy, monkeypatch):
+  told = []
+  monkeypatch.setattr(logging, 'warning', lambda m, *a: told.append(m % a))
+  spec = runs.load(policy, *SAMPLER)
+  for error in (ahead.Stopped('the run ends'), OSError('the pool is gone')):
+    with pytest.raises(KeyError, match='the first'):
+      with ahead.Rollouts(spec, player=None, learner=None) as rollouts:
+        rollouts._ahead = 3, futures.Future()
+        rollouts._ahead[1].set_exception(error)
+        raise KeyError('the first')
+  assert told == ['the episodes of iteration 3: the pool is gone']
 
 
 def test_episodes_of_another_iteration_are_not_taken(policy, monkeypatch):
