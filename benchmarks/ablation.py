@@ -36,7 +36,8 @@ SETTINGS = {
 }
 SEEDS = {'mini': 5, 'hard': 3}
 BASELINE = 'grpo'
-# Name of the gin file in gin/algorithms, and what the table calls it.
+# What the table calls a method: its gin file in gin/algorithms, or, where that
+# is followed by '_observed', the same with states known by their text alone.
 METHODS = {
     'grpo': 'GRPO',
     'gigpo': 'GiGPO',
@@ -46,14 +47,21 @@ METHODS = {
     'progpo': 'ProGPO',
     'covgpo_grpo': 'CovGPO over GRPO',
     'covgpo_hgpo': 'CovGPO over HGPO',
+    'g2po_observed': 'G2PO, states as observations',
+    'graphgpo_observed': 'GraphGPO, states as observations',
 }
+_OBSERVED = '_observed'
+MAIN = [name for name in METHODS if not name.endswith(_OBSERVED)]
+# How a method knows a state again, as published; the others by observation.
+STATES = {'g2po': 'admissible', 'graphgpo': 'inventory'}
 HELD_FIXED = (
     'Same for all: the packaged policy, the order of tasks and the seeds of'
     ' sampling and of minibatches, episodes an iteration, iterations, loss and'
     ' optimizer, division by the standard deviation, penalty 0.1 for an invalid'
-    " action, states compared as observations, gamma 0.95 (GraphGPO's 0.1 is"
-    ' the price of a step of distance). Other knobs are those of'
-    ' gin/algorithms. Steps without an advantage are dropped, so methods differ'
+    " action, gamma 0.95 (GraphGPO's 0.1 is the price of a step of distance)."
+    ' States are known again as published: by observation, for G2PO with the'
+    ' admissible commands, for GraphGPO with what was moved as well. Other knobs'
+    ' are those of gin/algorithms. Steps without an advantage are dropped, so methods differ'
     ' in how many updates an iteration has.'
 )
 
@@ -72,7 +80,8 @@ class Job:
   @property
   def gin_files(self) -> list[str]:
     """The estimator last, then nothing that could replace what it set."""
-    return [BUDGET, SETTINGS[self.setting], f'algorithms/{self.method}.gin']
+    name = self.method.removesuffix(_OBSERVED)
+    return [BUDGET, SETTINGS[self.setting], f'algorithms/{name}.gin']
 
   @property
   def bindings(self) -> list[str]:
@@ -81,6 +90,7 @@ class Job:
     return [
         f'Experiment.seed = {self.seed}',
         f'Evaluation.before_training = {first}',
+        f'AlfworldEnv.state_key = {STATES.get(self.method, "observation")!r}',
     ]
 
 
@@ -276,7 +286,7 @@ def define_flags() -> None:
   """Not at import: the training's own flags have some of these names."""
   flags.DEFINE_string('out', 'runs/ablation', 'Folder of all run folders.')
   flags.DEFINE_list('settings', list(SETTINGS), 'Games, by commas.')
-  flags.DEFINE_list('methods', list(METHODS), 'Estimators, by commas.')
+  flags.DEFINE_list('methods', MAIN, 'Estimators, by commas.')
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.DEFINE_bool('train', True, 'False prints what is finished only.')
   flags.DEFINE_multi_string(

@@ -48,13 +48,15 @@ def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
   assert (base.iterations, base.episodes, base.seed) == (10, 64, 3)
   assert base.minibatches.minibatch_steps == 128
   assert base.evaluation.before_training
+  keys = {m: s.env.state_key for m, s in specs.items()}
+  assert {m for m, key in keys.items() if key != 'observation'} == {
+      'g2po',
+      'graphgpo',
+  }
   for spec in specs.values():
-    assert (
-        dataclasses.replace(
-            spec, estimator=base.estimator, evaluation=base.evaluation
-        )
-        == base
-    )
+    held = dict(estimator=base.estimator, evaluation=base.evaluation)
+    env = dataclasses.replace(spec.env, state_key='observation')
+    assert dataclasses.replace(spec, env=env, **held) == base
     assert spec.evaluation == dataclasses.replace(
         base.evaluation, before_training=spec is base
     )

@@ -161,6 +161,8 @@ def test_published_settings(algorithm, official_folder, no_weights, one_device):
   assert spec.estimator.invalid_action_penalty == 0.1
   gamma = {'gigpo': 0.95, 'hgpo': 0.95, 'g2po': 0.95, 'graphgpo': 0.1}
   assert getattr(spec.estimator, 'gamma', None) == gamma.get(algorithm)
+  states = {'g2po': 'admissible', 'graphgpo': 'inventory'}
+  assert spec.env.state_key == states.get(algorithm, 'observation')
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,11 @@ class GraphGPO:
   the penalty. A step stands once in the statistics, however many rows repeat
   it.
 
+  Paths are as true as states are told apart. Where a state is only what is
+  seen, such as a shelf before and after the mug in hand was heated, paths lead
+  through what was never done: set the environment's state key, in ALFWorld
+  `AlfworldEnv.state_key = 'inventory'`.
+
   Attributes:
     gamma: discount an edge, in (0, 1].
     mode: 'mean_std_norm' divides both terms by their std, 'mean_norm' does
