@@ -97,6 +97,13 @@ def test_an_adapter_can_be_added_to_a_run(one_device):
   assert 'adapters of rank 16 on q, k, v, o, gate, up, down' in text
 
 
+def test_rollouts_ahead_can_be_added_to_a_run(one_device):
+  files = ['runs/quickstart.gin', 'training/ahead.gin']
+  spec = config.load(files, [], root=spec_lib.Experiment)
+  assert (spec.rollout_lag, spec.loss.tis_clip) == (1, 2.0)
+  assert 'ahead        9 of 10 iterations are played' in arithmetic.check(spec)
+
+
 def test_there_are_runs():
   algorithms = {name.split('_')[1] for name in RUNS if 'alfworld' in name}
   assert algorithms >= {'grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo'}

@@ -57,6 +57,7 @@ def largest(
       prefill_tokens=sampler.prefill_tokens[-1],
       prefill_block=sampler.prefill_block,
       int8_rollout=spec.policy.int8_rollout,
+      ahead=bool(spec.rollout_lag),
   )
 
 

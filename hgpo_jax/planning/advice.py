@@ -137,6 +137,8 @@ def _paid(
   """Options that change the arithmetic or what is trained."""
   yield from _free(work)
   change = lambda **fields: dataclasses.replace(work, **fields)
+  if work.ahead:
+    yield 'Experiment.rollout_lag = 0', change(ahead=False)
   if work.compute_dtype == 'float32':
     knob = "PolicySource.compute_dtype = 'bfloat16'"
     yield knob, change(compute_dtype='bfloat16')

@@ -57,13 +57,16 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
     work: what is asked for.
     platform: as jax names it: 'cpu', 'gpu' or 'tpu'.
   """
-  state = _state(work)
-  sums = {'gradient sums': _FLOAT32 * work.trained().share}
+  state, sums = _state(work), _FLOAT32 * work.trained().share
+  held, programs = _ahead(work, platform) if work.ahead else ({}, {})
+  learning = state | held
+  updating = learning | {'gradient sums': sums}
+  last = {'optimizer step': step(work, platform)}
   return {
       'rollout': _need(state, rollout.parts(work, platform)),
-      'score': _need(state, _score(work)),
-      'gradient': _need(state | sums, gradient(work)),
-      'step': _need(state | sums, {'optimizer step': step(work, platform)}),
+      'score': _need(learning, _score(work) | programs),
+      'gradient': _need(updating, gradient(work) | programs),
+      'step': _need(updating, last | programs),
   }
 
 
@@ -258,3 +261,12 @@ def _score(work: workload.Workload) -> dict[str, float]:
       'one layer': arrays.forward(),
       'logits': 2 * logits,
   }
+
+
+def _ahead(
+    work: workload.Workload, platform: str
+) -> tuple[dict[str, float], ...]:
+  """What playing keeps beside the learner, and what its programs need."""
+  programs = rollout.sampling(work, platform)
+  held = {name: programs.pop(name) for name in ('decode weights', 'KV cache')}
+  return held, {'rollout programs': sum(programs.values())}

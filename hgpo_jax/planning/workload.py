@@ -53,6 +53,7 @@ class Workload:
     int8_rollout: whether the sampler's kernels of layers are in int8.
     rollout_mesh: sizes of the mesh that is sampled on; None for what
       `sharding.rollout_shape` makes of `mesh`.
+    ahead: whether episodes are played while the learner learns.
   """
 
   model: base.ModelConfig
@@ -80,6 +81,7 @@ class Workload:
   prefill_block: int = 32
   int8_rollout: bool = False
   rollout_mesh: tuple[int, int, int] | None = None
+  ahead: bool = False
 
   @property
   def shares(self) -> int:

@@ -140,6 +140,26 @@ def _traced() -> list[int]:
   return [function._cache_size() for function in functions]
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('shape', [(1, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_what_plays_outlives_what_an_update_takes(shape, dtype):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  devices = jax.devices()[: math.prod(shape)]
+  mesh = sharding.Mesh(*shape).make_mesh(devices)
+  sync = _sync(dtype, mesh=mesh)
+  params = _put(common.params(), mesh)
+  with jax.set_mesh(mesh):
+    weights = sync(params)[0]
+    before = jax.device_get(weights)
+    take = jax.jit(
+        lambda p: jax.tree.map(lambda x: x - 1.0, p), donate_argnums=0
+    )
+    jax.block_until_ready(take(params))
+  assert all(x.is_deleted() for x in jax.tree.leaves(params))
+  jax.tree.map(np.testing.assert_array_equal, weights, before)
+
+
 def test_an_adapter_is_merged_into_what_samples(told):
   spec = lora.LoRA(rank=2)
   base = common.params()

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 
 from hgpo_jax.models import configs
+from hgpo_jax.models import lora
 from hgpo_jax.planning import advice
 from hgpo_jax.planning import devices
 from hgpo_jax.planning import report
@@ -75,6 +76,22 @@ def test_the_fastest_mesh_fits_and_is_found():
     fits = advice.peak(other, 'tpu') <= limit
     assert not fits or rate(other) <= rate(best)
   assert search.fastest(work, devices.Slice.parse('v5e-1')) is None
+
+
+def test_not_to_play_ahead_frees_what_plays():
+  work = workload.Workload(
+      configs.CONFIGS['1.5b'],
+      (1, 1, 1),
+      lora=lora.LoRA(base_dtype='bfloat16'),
+      moment_dtype='bfloat16',
+      logits_tokens=128,
+      sampler_rows=1,
+      ahead=True,
+  )
+  limit = 1.05 * advice.peak(dataclasses.replace(work, ahead=False), 'gpu')
+  found = advice.turns(work, limit / advice.USABLE, 'gpu')
+  assert 'Experiment.rollout_lag = 0' in [turn.knob for turn in found]
+  assert not found[-1].work.ahead and found[-1].peak <= limit
 
 
 def test_it_says_so_where_nothing_helps():

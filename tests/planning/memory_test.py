@@ -200,3 +200,19 @@ def test_meshes_that_do_not_fit_each_other_are_refused():
   few = dataclasses.replace(work, sampler_rows=12)
   with pytest.raises(ValueError, match='12 rows are sampled on 8 .* set Sam'):
     few.check()
+
+
+def test_playing_ahead_keeps_what_a_rollout_needs_beside_the_learner():
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1), rows=4)
+  alone = memory.need(work)
+  both = memory.need(dataclasses.replace(work, ahead=True))
+  assert both['rollout'] == alone['rollout']
+  resting = sum(alone['score'].parts[n] for n in ('weights', 'moments'))
+  resting += alone['score'].parts['reference']
+  for phase in ('score', 'gradient', 'step'):
+    more = both[phase].total - alone[phase].total
+    assert more == pytest.approx(alone['rollout'].total - resting)
+    fixed = both[phase].resident - alone[phase].resident
+    names = ('decode weights', 'KV cache')
+    held = sum(alone['rollout'].parts[name] for name in names)
+    assert fixed == pytest.approx(held)
