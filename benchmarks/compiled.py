@@ -42,6 +42,7 @@ def model_of(work: workload.Workload) -> qwen2.Qwen2:
       compute_dtype=work.compute_dtype,
       keep_attention=work.keep_attention,
       mlp_parts=work.mlp_parts,
+      int8_rollout=work.int8_rollout,
   )
 
 
@@ -158,14 +159,35 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
+def sync_bytes(work: workload.Workload) -> int:
+  """Bytes that laying weights out makes, and needs meanwhile, on a device."""
+  lowered, _ = _lay_out(work)
+  used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
+  return used.output_size_in_bytes + used.temp_size_in_bytes
+
+
+def _lay_out(work: workload.Workload) -> tuple[jax.stages.Lowered, base.Params]:
+  """The program as `rollout.compiled` makes it, and what it makes."""
+  count = work.mesh[0] * work.mesh[1] * work.mesh[2]
+  learner = sharding.Mesh(*work.mesh).make_mesh(jax.devices()[:count])
+  mesh = sharding.rollout_mesh(learner, sharding.Mesh(*work.sampled_on))
+  model = model_of(work)
+  where = sharding.param_shardings(mesh, model.decode_axes())
+  state = state_shapes(model, learner).params
+  made = jax.eval_shape(model.decode_params, state)
+  lay_out = jax.jit(model.decode_params, out_shardings=where)
+  return lay_out.lower(state), jax.tree.map(_placed, made, where)
+
+
 def rollout_bytes(work: workload.Workload) -> dict[str, float]:
   """Bytes of a device: arguments and temporaries of the sampler's programs.
 
   Each uses up the cache that it is given: the one that it returns is no more.
   """
-  mesh = sharding.Mesh(*work.sampling.mesh).make_mesh()
+  _, params = _lay_out(work)
+  mesh = params['embed']['embedding'].sharding.mesh
   with jax.set_mesh(mesh):
-    lowered = sampler_programs(model_of(work), work, mesh)
+    lowered = sampler_programs(model_of(work), work, params)
     found = {}
     for name, program in lowered.items():
       used = program.compile(compiler_options=_QUICKLY).memory_analysis()
@@ -174,34 +196,16 @@ def rollout_bytes(work: workload.Workload) -> dict[str, float]:
   return found
 
 
-def decode_shapes(model: qwen2.Qwen2, mesh: jax.sharding.Mesh) -> base.Params:
-  """Shapes and places of the weights that `lay_out` makes on a mesh."""
-  where = sharding.param_shardings(mesh, model.decode_axes())
-  init = lambda key: model.decode_params(model.init(key))
-  return jax.tree.map(_placed, jax.eval_shape(init, jax.random.key(0)), where)
-
-
-def sync_bytes(work: workload.Workload) -> dict[str, float]:
-  """Bytes of a device: what `lay_out` takes, makes, and needs meanwhile."""
-  mesh = sharding.Mesh(*work.mesh).make_mesh()
-  there = sharding.rollout_mesh(mesh, sharding.Mesh(*work.sampling.mesh))
-  model = model_of(work)
-  where = sharding.param_shardings(there, model.decode_axes())
-  lay_out = jax.jit(model.decode_params, out_shardings=where)
-  lowered = lay_out.lower(state_shapes(model, mesh).params)
-  used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
-  return {
-      'taken': used.argument_size_in_bytes,
-      'made': used.output_size_in_bytes,
-      'temporary': used.temp_size_in_bytes,
-  }
-
-
 def sampler_programs(
-    model: qwen2.Qwen2, work: workload.Workload, mesh: jax.sharding.Mesh
+    model: qwen2.Qwen2, work: workload.Workload, params: base.Params
 ) -> dict[str, jax.stages.Lowered]:
-  """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest."""
-  params = decode_shapes(model, mesh)
+  """'prefill' and 'decode' as `rollout.compiled` makes them, at their largest.
+
+  Args:
+    model: functions of the model.
+    work: what is asked for.
+    params: shapes of the weights that are decoded with, and their places.
+  """
   cache = _outputs(lambda: model.init_cache(work.sampler_rows, work.entries))
   count, of = work.prefill_tokens // work.prefill_block, jax.ShapeDtypeStruct
   tokens_NC = of((count, work.prefill_block), jnp.int32)

@@ -30,7 +30,7 @@ from absl import flags
 from benchmarks import compiled
 from hgpo_jax.models import configs
 from hgpo_jax.planning import memory
-from hgpo_jax.planning import rollout_memory
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 # Model, and the sizes of data, fsdp and tensor.
@@ -49,12 +49,16 @@ CASES = (
         )
     ),
 )
-# The sampler's programs write layers out, so a few stand for all.
+# Likewise, the sizes of the sampler's mesh, layers and whether in int8. Its
+# programs write layers out, so a few stand for all.
 SAMPLED = (
-    ('1.5b', (1, 8, 1), 2),
-    ('1.5b', (1, 8, 1), 4),
-    ('1.5b', (1, 4, 2), 2),
-    ('1.5b', (8, 1, 1), 2),
+    ('1.5b', (1, 8, 1), (8, 1, 1), 2, False),
+    ('1.5b', (1, 8, 1), (8, 1, 1), 4, False),
+    ('1.5b', (1, 8, 1), (8, 1, 1), 4, True),
+    ('1.5b', (1, 8, 1), (4, 1, 2), 2, False),
+    ('1.5b', (1, 8, 1), (1, 4, 2), 2, False),
+    ('7b', (1, 2, 4), (2, 1, 4), 2, False),
+    ('7b', (1, 2, 4), (2, 1, 4), 2, True),
 )
 
 
@@ -90,27 +94,32 @@ def work_of(
 
 
 def measure_rollout(
-    name: str, mesh: Sequence[int], layers: int
+    name: str,
+    mesh: Sequence[int],
+    layers: int,
+    sampled_on: Sequence[int] = (),
+    int8: bool = False,
 ) -> dict[str, Any]:
   """One row of the second table: 16 rows of 1024 + 128 tokens a share."""
   work = work_of(name, mesh, layers)
   work = dataclasses.replace(
-      work, prompt=1024, new_tokens=128, sampler_rows=16 * work.shares
+      work,
+      prompt=1024,
+      new_tokens=128,
+      rollout_mesh=tuple(sampled_on) or None,
+      int8_rollout=int8,
   )
-  planned = {
-      k: sum(v.values()) for k, v in rollout_memory.moments(work).items()
-  }
+  work = dataclasses.replace(work, sampler_rows=16 * work.sampler_shares)
   # An argument that a program leaves unused is none of its own, and prefill
   # leaves many: what lies there anyway is counted by decode, which needs all.
   used = compiled.rollout_bytes(work)
   there = used['decode'] - used['decode temporary']
   fullest = max(used['prefill temporary'], used['decode temporary'])
-  sync = compiled.sync_bytes(work)
   return {
       'compiled': there + fullest,
-      'planned': max(planned['prefill'], planned['decode']),
-      'sync compiled': sync['made'] + sync['temporary'],
-      'sync planned': planned['sync'],
+      'planned': sum(rollout.sampling(work, 'cpu').values()),
+      'sync compiled': compiled.sync_bytes(work),
+      'sync planned': sum(rollout.laying_out(work, 'cpu').values()),
   }
 
 
@@ -127,18 +136,15 @@ def measure(name: str, mesh: Sequence[int], layers: int) -> dict[str, Any]:
   }
 
 
-def _child(
-    name: str, mesh: Sequence[int], layers: int, rollout: bool = False
-) -> dict[str, Any]:
+def _child(mesh: Sequence[int], *arguments: str) -> dict[str, Any]:
   """A row that is measured with as many devices as the mesh has."""
   count = mesh[0] * mesh[1] * mesh[2]
   env = os.environ | {
       'XLA_FLAGS': f'--xla_force_host_platform_device_count={count}',
       'JAX_PLATFORMS': 'cpu',
   }
-  command = [sys.executable, '-m', 'benchmarks.memory', f'--model={name}']
+  command = [sys.executable, '-m', 'benchmarks.memory', *arguments]
   command += [f'--mesh={",".join(map(str, mesh))}']
-  command += [f'--layers={layers}', f'--rollout={rollout}']
   done = subprocess.run(
       command,
       env=env,
@@ -169,16 +175,32 @@ def _line(name: str, mesh: Sequence[int], row: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> None:
   del argv
-  if flags.FLAGS.mesh:
-    mesh = tuple(map(int, flags.FLAGS.mesh.split(',')))
-    row = measure_rollout if flags.FLAGS.rollout else measure
-    print(json.dumps(row(flags.FLAGS.model, mesh, flags.FLAGS.layers)))
+  values = flags.FLAGS
+  if values.mesh:
+    mesh = tuple(map(int, values.mesh.split(',')))
+    given = values.model, mesh
+    if values.rollout:
+      sampled_on = tuple(map(int, values.rollout.split(',')))
+      row = measure_rollout(*given, values.layers, sampled_on, values.int8)
+    else:
+      row = measure(*given, values.layers)
+    print(json.dumps(row))
     return
+  _print_updates()
+  _print_rollouts()
+
+
+def _wanted(name: str) -> bool:
+  return flags.FLAGS.model in ('', name)
+
+
+def _print_updates() -> None:
   print(_HEAD, flush=True)
   for name, mesh in CASES:
-    if flags.FLAGS.model and name != flags.FLAGS.model:
+    if not _wanted(name):
       continue
-    row = _child(name, mesh, flags.FLAGS.layers)
+    layers = flags.FLAGS.layers
+    row = _child(mesh, f'--model={name}', f'--layers={layers}')
     print(_line(name, mesh, row), flush=True)
     if 'gradient_alone' in row:
       work = work_of(name, mesh)
@@ -186,20 +208,31 @@ def main(argv: Sequence[str]) -> None:
           f'       loss and gradient alone, {work.rows} x {work.length}, all'
           f' scored: {row["gradient_alone"] / 1e9:.2f} GB temporary'
       )
-  print(
-      '\nmodel  layers  data,fsdp,tensor  rollout GB    plan  ratio'
-      '     sync GB    plan  ratio'
+
+
+def _print_rollouts() -> None:
+  """Of sampling, and of what lays weights out for it."""
+  show = lambda row, what: (
+      f'{row[f"{what}compiled"] / 1e9:10.2f}{row[f"{what}planned"] / 1e9:8.2f}'
+      f'{row[f"{what}planned"] / row[f"{what}compiled"]:7.2f}'
   )
-  for name, mesh, layers in SAMPLED:
-    if flags.FLAGS.model and name != flags.FLAGS.model:
+  text = lambda shape: ','.join(map(str, shape))
+  print(
+      f'\n{"model":6}{"learner":>9}{"sampler":>9}{"layers":>8}{"int8":>6}'
+      f'{"GB":>10}{"plan":>8}{"ratio":>7}{"sync GB":>10}{"plan":>8}{"ratio":>7}'
+  )
+  for name, mesh, sampled_on, layers, int8 in SAMPLED:
+    if not _wanted(name):
       continue
-    row = _child(name, mesh, layers, rollout=True)
-    cells = ''
-    for what in ('', 'sync '):
-      used, planned = row[f'{what}compiled'], row[f'{what}planned']
-      cells += f'{used / 1e9:12.2f}{planned / 1e9:8.2f}{planned / used:7.2f}'
+    row = _child(
+        mesh,
+        *(f'--model={name}', f'--layers={layers}', f'--int8={int8}'),
+        f'--rollout={text(sampled_on)}',
+    )
     print(
-        f'{name:6}{layers:7}{",".join(map(str, mesh)):>18}{cells}', flush=True
+        f'{name:6}{text(mesh):>9}{text(sampled_on):>9}{layers:8}{int8!s:>6}'
+        f'{show(row, "")}{show(row, "sync ")}',
+        flush=True,
     )
 
 
@@ -207,7 +240,8 @@ def _define_flags() -> None:
   flags.DEFINE_string('model', '', 'Only this model.')
   flags.DEFINE_string('mesh', '', 'Only this mesh, in this process, as JSON.')
   flags.DEFINE_integer('layers', 0, 'Compile so many layers; 0 for all.')
-  flags.DEFINE_bool('rollout', False, 'With --mesh: the sampler instead.')
+  flags.DEFINE_string('rollout', '', 'With --mesh: the sampler on this mesh.')
+  flags.DEFINE_bool('int8', False, "The sampler's kernels are in int8.")
   flags.DEFINE_bool('verbose', False, 'Show what the compiler says.')
 
 

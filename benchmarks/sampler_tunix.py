@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,8 +41,10 @@ class _Ids:
     return 0
 
 
-def _load(folder: str):
-  """(model, the config of its cache) of a Hugging Face folder."""
+def load(
+    folder: str, **changes: Any
+) -> tuple[model_lib.Qwen2, model_lib.ModelConfig]:
+  """(model, its config) of a Hugging Face folder; `changes` are of the config."""
   shape = json.loads((pathlib.Path(folder) / 'config.json').read_text())
   heads = shape['num_attention_heads']
   config = model_lib.ModelConfig(
@@ -55,6 +58,7 @@ def _load(folder: str):
       rope_theta=int(shape.get('rope_theta') or 1_000_000),
       norm_eps=shape['rms_norm_eps'],
       use_tied_embedding=shape['tie_word_embeddings'],
+      **changes,
   )
   mesh = jax.make_mesh(
       (1, 1), ('fsdp', 'tp'), axis_types=(jax.sharding.AxisType.Auto,) * 2
@@ -68,7 +72,7 @@ def _load(folder: str):
 
 def main(folder: str) -> None:
   """Serves `workload.serve` with Tunix's own sampler."""
-  model, config = _load(folder)
+  model, config = load(folder)
 
   def bind(cache_size):
     sizes = config.num_layers, config.num_kv_heads, config.head_dim

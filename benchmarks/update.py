@@ -1,11 +1,11 @@
-"""One optimizer update of ours against torch with gradient checkpointing.
+"""One optimizer update of ours against torch's and Tunix's, with remat.
 
   python -m benchmarks.update --out=update.json
 
 Loss, gradient and AdamW of the same weights, rows and advantages, float32, a
 process each, in one run. Figures are CPU seconds, which a busy machine changes
-little, and the peak of memory. torch gets an environment of its own, which is
-made if it is missing; `--batch` and the like make it smaller.
+little, and the peak of memory. torch and Tunix get an environment each, which
+is made if it is missing; `--batch` and the like make it smaller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from absl import flags
 import jax
 import numpy as np
 
+from benchmarks import sampler
 from benchmarks import update_torch as measure
+from benchmarks import update_tunix
 from hgpo_jax import types
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import train_state
@@ -36,7 +38,11 @@ from hgpo_jax.models import base
 from hgpo_jax.models import hf
 from hgpo_jax.models import qwen2
 
-PINS = ('torch==2.13.0', 'transformers==5.24.0', 'safetensors')
+# Peer -> its program, the ways that it is run, and how often each.
+PEERS = {
+    'transformers': (measure.__file__, tuple(measure.WAYS), 1),
+    'tunix': (update_tunix.__file__, tuple(update_tunix.WAYS), 2),
+}
 # About five million parameters.
 CONFIG = base.ModelConfig(
     vocab_size=4096,
@@ -124,20 +130,8 @@ def _batch(work: pathlib.Path) -> types.PolicyBatch:
   )
 
 
-def torch_python(folder: pathlib.Path) -> str:
-  """The interpreter of an environment with `PINS`, made if it is missing."""
-  python = folder / 'bin' / 'python'
-  works = [str(python), '-c', 'import torch, transformers, safetensors']
-  if not python.exists():
-    subprocess.run([sys.executable, '-m', 'venv', str(folder)], check=True)
-  if subprocess.run(works, check=False, capture_output=True).returncode:
-    install = ['-m', 'pip', 'install', '--quiet', *PINS]
-    subprocess.run([str(python), *install], check=True)
-  return str(python)
-
-
 def compare(found: dict[str, Any]) -> dict[str, dict[str, float]]:
-  """Ours over theirs, for each way that torch was run.
+  """Ours over theirs, for each way that a peer was run.
 
   Raises:
     ValueError: the two did not compute the same.
@@ -190,26 +184,45 @@ def main(argv: Sequence[str]) -> None:
     work = pathlib.Path(values.work)
     (work / 'ours.json').write_text(json.dumps(part_ours(work)))
     return
-  python = torch_python(pathlib.Path(values.torch_venv))
   found = {}
-  with tempfile.TemporaryDirectory() as work:
-    prepare(pathlib.Path(work), CONFIG)
+  with tempfile.TemporaryDirectory() as name:
+    work = pathlib.Path(name)
+    prepare(work, CONFIG)
     ours = [sys.executable, '-m', 'benchmarks.update', '--part=ours']
-    # The second run finds its programs compiled, as a training that goes on:
-    # what the compiler leaves in the process is no part of an update.
-    cache = {**os.environ, 'JAX_COMPILATION_CACHE_DIR': f'{work}/compiled'}
     for _ in range(2):
-      subprocess.run([*ours, f'--work={work}'], check=True, env=cache)
-    for way in measure.WAYS:
-      theirs = [python, measure.__file__, work, way]
-      subprocess.run(theirs, check=True, env={**os.environ, **_NO_SPINNING})
-    for name in ('ours', *measure.WAYS):
-      path = pathlib.Path(work) / f'{name}.json'
-      found[name] = json.loads(path.read_text())
+      subprocess.run(
+          [*ours, f'--work={work}'], check=True, env=_environment(work)
+      )
+    found['ours'] = json.loads((work / 'ours.json').read_text())
+    for peer in values.peers:
+      found |= _run(peer, work)
   print(table(found))
   if values.out:
     found['machine'] = f'{platform.machine()}, {os.cpu_count()} cores'
     pathlib.Path(values.out).write_text(json.dumps(found, indent=1) + '\n')
+
+
+def _environment(work: pathlib.Path) -> dict[str, str]:
+  """Where the second run of jax finds its programs compiled.
+
+  As a training that goes on: what the compiler leaves in the process is no part
+  of an update.
+  """
+  return {**os.environ, 'JAX_COMPILATION_CACHE_DIR': f'{work}/compiled'}
+
+
+def _run(peer: str, work: pathlib.Path) -> dict[str, Any]:
+  """A peer's numbers by way, each from a process of its environment."""
+  program, ways, runs = PEERS[peer]
+  folder = pathlib.Path(flags.FLAGS.environments) / peer
+  python = sampler.make_environment(folder, sampler.SIDES[peer])
+  env = {**_environment(work), **_NO_SPINNING, 'JAX_PLATFORMS': 'cpu'}
+  found = {}
+  for way in ways:
+    for _ in range(runs):
+      subprocess.run([python, program, work, way], check=True, env=env)
+    found[way] = json.loads((work / f'{way}.json').read_text())
+  return found
 
 
 def define_flags() -> None:
@@ -217,11 +230,12 @@ def define_flags() -> None:
   flags.DEFINE_integer('batch', 32, 'Rows.')
   flags.DEFINE_integer('length', 320, 'Tokens of a row.')
   flags.DEFINE_integer('response', 64, 'Of them, the last so many are scored.')
-  flags.DEFINE_integer('repeats', 3, 'Updates that are timed, after one more.')
+  flags.DEFINE_integer('repeats', 3, 'Updates that are timed, after two more.')
+  flags.DEFINE_list('peers', list(PEERS), 'Whom to compare with.')
   flags.DEFINE_string(
-      'torch_venv',
-      str(pathlib.Path(tempfile.gettempdir()) / 'hgpo_bench' / 'transformers'),
-      'Environment of torch; made if missing.',
+      'environments',
+      str(pathlib.Path(tempfile.gettempdir()) / 'hgpo_bench'),
+      'Folder of an environment for each peer; made if missing.',
   )
   flags.DEFINE_string('out', '', 'JSON file to write the numbers to.')
   flags.DEFINE_string('part', '', 'Internal: what this process measures.')

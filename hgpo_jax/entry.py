@@ -43,7 +43,7 @@ def load(
     bindings: what another flag stands for; they win over --gin_bindings.
   """
   absl_logging.get_absl_handler().addFilter(_ours)
-  from hgpo_jax.experiment import plan
+  from hgpo_jax.experiment import arithmetic
   from hgpo_jax.experiment import spec as spec_lib
 
   files = _GIN_FILE.value or list(default)
@@ -52,7 +52,7 @@ def load(
   try:
     given = [*_GIN_BINDINGS.value, *bindings]
     spec = config.load(files, given, root=spec_lib.Experiment)
-    return spec, plan.check(spec)
+    return spec, arithmetic.check(spec)
   except (ValueError, OSError, ImportError, KeyError) as error:
     # A KeyError puts its text into quotes.
     text = error.args[0] if isinstance(error, KeyError) else error

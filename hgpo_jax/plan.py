@@ -1,6 +1,7 @@
 """Memory and seconds of a training on devices that need not be there.
 
-  python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64
+  python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64 \\
+      --rollout_mesh=tensor=2 --int8_rollout
   python -m hgpo_jax.plan --gin_file=runs/alfworld_hgpo_qwen2p5_1p5b.gin \\
       --model=1.5b --devices=h100x8
 
@@ -23,7 +24,6 @@ from absl import flags
 from hgpo_jax import entry
 
 if TYPE_CHECKING:  # They import jax, which --help does not need.
-  from hgpo_jax import sharding
   from hgpo_jax.models import base
   from hgpo_jax.planning import devices
   from hgpo_jax.planning import workload
@@ -36,11 +36,9 @@ _DEVICES = flags.DEFINE_string(
     'devices', None, 'Such as v5e-64, v5p-8, v6e-16, a100x8, h100x8, h200.'
 )
 _TPU = flags.DEFINE_string('tpu', None, 'The same as --devices.')
+_GPU = flags.DEFINE_string('gpu', None, 'The same as --devices.')
 _MESH = flags.DEFINE_string(
     'mesh', '', 'Such as data=1,fsdp=16,tensor=4; one of them may be -1.'
-)
-_ROLLOUT_MESH = flags.DEFINE_string(
-    'rollout_mesh', '', 'Such as tensor=8: for sampling, on the same devices.'
 )
 _DTYPE = flags.DEFINE_enum(
     'dtype', 'bfloat16', ['float32', 'bfloat16'], 'Of activations.'
@@ -50,6 +48,21 @@ _PROMPT = flags.DEFINE_integer('prompt', 2048, 'Tokens of a prompt.')
 _RESPONSE = flags.DEFINE_integer('response', 512, 'Tokens of a response.')
 _EPISODES = flags.DEFINE_integer('episodes', 128, 'Of an iteration.')
 _STEPS = flags.DEFINE_integer('steps', 50, 'Of an episode.')
+_ROLLOUT_MESH = flags.DEFINE_string(
+    'rollout_mesh', '', 'Likewise, of sampling; --mesh with fsdp made data.'
+)
+_SAMPLED = flags.DEFINE_integer(
+    'sampler_rows', 0, 'Responses sampled side by side; 0: all episodes.'
+)
+_PREFILL = flags.DEFINE_integer(
+    'prefill_tokens', 8192, 'Prompt tokens that one call computes.'
+)
+_BLOCK = flags.DEFINE_integer(
+    'prefill_block', 128, 'Of them, computed as one block of a prompt.'
+)
+_INT8 = flags.DEFINE_bool(
+    'int8_rollout', False, 'Sample with kernels of layers in int8.'
+)
 _LORA = flags.DEFINE_integer('lora_rank', 0, 'Train adapters of this rank.')
 _REFERENCE = flags.DEFINE_bool('reference', True, 'A KL to a reference policy.')
 _COMPUTE = flags.DEFINE_float('mfu', 0.4, 'Fraction of peak FLOP/s assumed.')
@@ -64,11 +77,14 @@ def main(argv: Sequence[str]) -> None:
   from hgpo_jax.planning import report
   from hgpo_jax.planning import roofline
 
-  name = _DEVICES.value or _TPU.value
-  if not name:
-    raise app.UsageError('--devices is required, such as --devices=v5e-64')
+  named = [flag.value for flag in (_DEVICES, _TPU, _GPU) if flag.value]
   try:
-    slice_ = devices.Slice.parse(name)
+    if len(named) != 1:
+      raise ValueError(
+          f'--devices (or --tpu, --gpu) is given {len(named)} times; expected'
+          ' once, such as --devices=v5e-64 or --devices=h100x8'
+      )
+    slice_ = devices.Slice.parse(named[0])
     work = _workload(slice_)
     work.check()
     efficiency = roofline.Efficiency(_COMPUTE.value, _BANDWIDTH.value)
@@ -88,13 +104,12 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
   mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
-  there = _rollout_mesh()
-  sampling = sharding.rollout_shape(mesh, there)
-  shares = sampling[0] * sampling[1]
+  sampled_on = _rollout_shape(mesh)
+  shares, rows = sampled_on[0] * sampled_on[1], _SAMPLED.value
+  rows = rows or _EPISODES.value
   return workload.Workload(
       model=_model(_MODEL.value),
       mesh=mesh,
-      rollout_mesh=sampling if there else None,
       compute_dtype=_DTYPE.value,
       lora=lora.LoRA(_LORA.value, base_dtype='bfloat16')
       if _LORA.value
@@ -107,17 +122,22 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
       steps=_STEPS.value,
       prompt=_PROMPT.value,
       new_tokens=_RESPONSE.value,
-      sampler_rows=-(-_EPISODES.value // shares) * shares,
+      sampler_rows=-(-rows // shares) * shares,
+      prefill_tokens=_PREFILL.value,
+      prefill_block=_BLOCK.value,
+      int8_rollout=_INT8.value,
+      rollout_mesh=sampled_on,
   )
 
 
-def _rollout_mesh() -> sharding.RolloutMesh | None:
+def _rollout_shape(mesh: tuple[int, int, int]) -> tuple[int, int, int]:
+  """Sizes of the mesh that is sampled on."""
   from hgpo_jax import sharding
 
-  if not _ROLLOUT_MESH.value:
-    return None
-  named = axes(_ROLLOUT_MESH.value, 'rollout_mesh')
-  return sharding.RolloutMesh(**named)
+  spec = None
+  if _ROLLOUT_MESH.value:
+    spec = sharding.RolloutMesh(**axes(_ROLLOUT_MESH.value, 'data'))
+  return sharding.rollout_shape(mesh, spec)
 
 
 def _configured(slice_: devices.Slice) -> workload.Workload:
@@ -130,11 +150,12 @@ def _configured(slice_: devices.Slice) -> workload.Workload:
   if _MODEL.value:  # Stands for the run's own folder, which need not be there.
     bindings.append(f'PolicySource.folder = {_MODEL.value!r}')
   spec = config.load(flags.FLAGS.gin_file, bindings, root=spec_lib.Experiment)
-  if _ROLLOUT_MESH.value:
-    spec = dataclasses.replace(spec, rollout_mesh=_rollout_mesh())
   mesh = sharding.Mesh(**axes(_MESH.value)) if _MESH.value else spec.mesh
   model = _model(_MODEL.value or str(spec.policy.path))
-  return footprint.largest(spec, model, mesh.shape(slice_.chips))
+  work = footprint.largest(spec, model, mesh.shape(slice_.chips))
+  if _ROLLOUT_MESH.value:
+    work = dataclasses.replace(work, rollout_mesh=_rollout_shape(work.mesh))
+  return work
 
 
 def _model(name: str) -> base.ModelConfig:
@@ -151,17 +172,17 @@ def _model(name: str) -> base.ModelConfig:
   return hf.read_config(name)
 
 
-def axes(text: str, flag: str = 'mesh') -> dict[str, int]:
-  """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or the rest."""
+def axes(text: str, rest: str = 'fsdp') -> dict[str, int]:
+  """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or `rest` the rest."""
   found = {}
   for part in filter(None, text.split(',')):
     axis, _, size = part.partition('=')
     if axis not in ('data', 'fsdp', 'tensor') or not size.lstrip('-').isdigit():
       raise ValueError(
-          f'--{flag}={text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
+          f'{text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
       )
     found[axis] = int(size)
-  return found
+  return {rest: 1, **found} if -1 in found.values() else found
 
 
 if __name__ == '__main__':

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import math
+import threading
 from typing import Any
 
 import jax
@@ -37,6 +38,8 @@ RULES: Mapping[str, tuple[str, ...]] = {
     'mlp': ('tensor',),
     'vocab': ('tensor',),
 }
+
+_launching = threading.RLock()
 
 # A tree that mirrors parameters, with a tuple of logical axes at each leaf.
 LogicalAxes = Any
@@ -243,6 +246,19 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
       for axis, size in zip(logical_axes, x.shape)
   ]
   return jax.lax.with_sharding_constraint(x, spec(fitting))
+
+
+def launching() -> contextlib.AbstractContextManager[Any]:
+  """Launch programs of the current mesh inside it if two threads do so.
+
+  A program that is split starts on every device and there waits for the others.
+  Two that are launched at once may come in another order on each device, and
+  wait for each other for good; so one thread launches after the other. What
+  they compute is not waited for. On one device there is nothing to order.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  alone = mesh.empty or mesh.size == 1
+  return contextlib.nullcontext() if alone else _launching
 
 
 def put(tree: Any, shardings: Any) -> Any:

@@ -28,9 +28,16 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_model_and_a_slice_are_enough():
-  done = _run('--model=3b', '--tpu=v6e-16', '--mesh=fsdp=8,tensor=2')
+  done = _run(
+      *('--model=3b', '--tpu=v6e-16', '--mesh=fsdp=8,tensor=2'),
+      *('--rollout_mesh=tensor=2', '--int8_rollout', '--sampler_rows=64'),
+  )
   assert done.returncode == 0, done.stderr
-  assert 'mesh      data=1 fsdp=8 tensor=2' in done.stdout
+  assert (
+      'mesh      data=1 fsdp=8 tensor=2, sampling on data=8 fsdp=1 tensor=2\n'
+      in done.stdout
+  )
+  assert 'steps of 64 rows, kernels in int8; ' in done.stdout
   assert 'fits' in done.stdout and 'tokens/s' in done.stdout
 
 
@@ -58,9 +65,21 @@ def test_a_mesh_of_its_own_for_sampling():
   assert 'RolloutMesh(data=-1, fsdp=1, tensor=3): the product' in done.stderr
 
 
+def test_devices_are_named_once():
+  done = _run('--model=1.5b', '--tpu=v5e-8', '--gpu=h100x8')
+  assert done.returncode == 1
+  assert done.stderr.strip().splitlines()[-1] == (
+      'error: --devices (or --tpu, --gpu) is given 2 times; expected once, such'
+      ' as --devices=v5e-64 or --devices=h100x8'
+  )
+
+
 def test_a_mesh_as_text():
   assert plan.axes('') == {}
   assert plan.axes('data=2,fsdp=-1') == {'data': 2, 'fsdp': -1}
   assert sharding.Mesh(**plan.axes('tensor=2')).shape(8) == (1, 4, 2)
+  assert sharding.Mesh(**plan.axes('data=-1')).shape(8) == (8, 1, 1)
+  sampled_on = plan.axes('tensor=2', rest='data')
+  assert sharding.RolloutMesh(**sampled_on).shape(8) == (4, 1, 2)
   with pytest.raises(ValueError, match="'pipe=2' is not one of data=N, fsdp"):
     plan.axes('data=2,pipe=2')

@@ -17,7 +17,7 @@ from hgpo_jax import gin_source
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import household
 from hgpo_jax.envs import household_pddl
-from hgpo_jax.experiment import plan
+from hgpo_jax.experiment import arithmetic
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.models import configs
 from hgpo_jax.models import hf_config
@@ -79,7 +79,7 @@ def _dry_run(name, official_folder, no_weights) -> tuple[object, str]:
     pytest.skip('the tiny policy is not in the tree')
   bindings = _bindings(name, official_folder, no_weights)
   spec = config.load([f'runs/{name}'], bindings, root=spec_lib.Experiment)
-  return spec, plan.check(spec)
+  return spec, arithmetic.check(spec)
 
 
 @pytest.mark.parametrize('name', RUNS)
@@ -93,7 +93,15 @@ def test_an_adapter_can_be_added_to_a_run(one_device):
   files = ['runs/quickstart.gin', 'models/lora.gin']
   spec = config.load(files, [], root=spec_lib.Experiment)
   assert spec.lora.rank == 16 and spec.optimizer.learning_rate == 1e-5
-  assert 'adapters of rank 16 on q, k, v, o, gate, up, down' in plan.check(spec)
+  text = arithmetic.check(spec)
+  assert 'adapters of rank 16 on q, k, v, o, gate, up, down' in text
+
+
+def test_rollouts_ahead_can_be_added_to_a_run(one_device):
+  files = ['runs/quickstart.gin', 'training/ahead.gin']
+  spec = config.load(files, [], root=spec_lib.Experiment)
+  assert (spec.rollout_lag, spec.loss.tis_clip) == (1, 2.0)
+  assert 'ahead        9 of 10 iterations are played' in arithmetic.check(spec)
 
 
 def test_there_are_runs():
@@ -205,7 +213,7 @@ def test_every_algorithm_fits_the_quickstart(
   for included in re.findall(r"^include '(.+)'$", text, re.M):
     text += (ROOT / 'gin' / included).read_text()
   assert f'estimator = @{type(spec.estimator).__name__}()' in text
-  assert 'iteration    16 tasks' in plan.check(spec)
+  assert 'iteration    16 tasks' in arithmetic.check(spec)
 
 
 @pytest.mark.parametrize(

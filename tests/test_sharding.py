@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import re
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +80,28 @@ def test_a_mesh_that_does_not_fit_is_refused(spec, message):
 
 def test_axes_are_auto(mesh):
   assert mesh.axis_types == (AxisType.Auto,) * 3
+
+
+def test_two_threads_launch_one_after_the_other_on_a_mesh(mesh):
+  def launches_at_once() -> bool:
+    """Whether a second thread comes in while this one is inside."""
+    inside = threading.Event()
+
+    def second():
+      with jax.set_mesh(mesh), sharding.launching():
+        inside.set()
+
+    thread = threading.Thread(target=second)
+    with jax.set_mesh(mesh), sharding.launching():
+      thread.start()
+      found = inside.wait(0.2)
+    thread.join()
+    assert inside.is_set()
+    return found
+
+  assert not launches_at_once()
+  mesh = sharding.Mesh(fsdp=1).make_mesh(jax.devices()[:1])
+  assert launches_at_once()
 
 
 def test_tensor_axis_must_divide_heads():

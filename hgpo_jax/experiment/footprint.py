@@ -36,6 +36,7 @@ def largest(
       mesh=mesh,
       rollout_mesh=there and sharding.rollout_shape(mesh, there),
       compute_dtype=spec.policy.compute_dtype,
+      attention=spec.policy.attention,
       remat=spec.policy.remat,
       keep_attention=spec.policy.keep_attention,
       mlp_parts=spec.policy.mlp_parts,
@@ -55,6 +56,8 @@ def largest(
       sampler_rows=sampler.row_buckets[-1],
       prefill_tokens=sampler.prefill_tokens[-1],
       prefill_block=sampler.prefill_block,
+      int8_rollout=spec.policy.int8_rollout,
+      ahead=bool(spec.rollout_lag),
   )
 
 

@@ -34,8 +34,11 @@ def learn(
     state: train_state.TrainState,
     trajectories: Sequence[types.Trajectory],
     iteration: int,
+    lag: int = 0,
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Turns the episodes of an iteration into advantages, log-probs, updates.
+
+  `lag` is how many iterations the policy that played them is behind.
 
   Raises:
     NothingToLearnError: no episode has a step to train on.
@@ -61,6 +64,7 @@ def learn(
       [steps[i] for i in trained_N],
       advantage_N[trained_N],
       iteration,
+      lag,
   )
   return state, {
       **advantage_inputs.counts(trajectories),
@@ -91,11 +95,12 @@ def _update(
     steps: Sequence[types.Step],
     advantage_N: np.ndarray,
     iteration: int,
+    lag: int,
 ) -> tuple[train_state.TrainState, types.Metrics]:
   """Log-probs and updates; no step, no update."""
   if not steps:
     return state, {'update/count': 0.0}
-  batch, gap = _batch(spec, player, learner, state, steps, advantage_N)
+  batch, gap = _batch(spec, player, learner, state, steps, advantage_N, lag)
   seen = []
   for epoch in range(spec.minibatches.epochs):
     for part in minibatch.split(
@@ -122,6 +127,7 @@ def _batch(
     state: train_state.TrainState,
     steps: Sequence[types.Step],
     advantage_N: np.ndarray,
+    lag: int,
 ) -> tuple[types.PolicyBatch, types.Metrics]:
   """The steps as rows with what the loss needs; how the two models differ."""
   rows = _pass_rows(spec, player)
@@ -139,7 +145,7 @@ def _batch(
 
   policy, reference = learner.policy(state), learner.reference
   old_BR, gap = spec.old_logprobs.choose(
-      rollout, passes(), lambda parts: score(policy, parts)
+      rollout, passes(), lambda parts: score(policy, parts), lag
   )
   reference_BR = None if reference is None else score(reference, passes())
   return (

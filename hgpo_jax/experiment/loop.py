@@ -15,13 +15,13 @@ from hgpo_jax import config
 from hgpo_jax import types
 from hgpo_jax.advantages import base as advantages
 from hgpo_jax.envs import pool as pool_lib
+from hgpo_jax.experiment import ahead
 from hgpo_jax.experiment import evaluate as evaluate_lib
 from hgpo_jax.experiment import learn as learn_lib
-from hgpo_jax.experiment import resample
 from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import runtime as runtime_lib
+from hgpo_jax.experiment import schedule
 from hgpo_jax.experiment import spec as spec_lib
-from hgpo_jax.experiment import task_order
 from hgpo_jax.io import checkpoint
 from hgpo_jax.io import trajectories as trajectories_io
 from hgpo_jax.learner import train_state
@@ -77,54 +77,41 @@ def train(spec: spec_lib.Experiment, run_dir: pathlib.Path) -> None:
     config.write(
         run_dir, seed=spec.seed, devices=[str(d) for d in jax.devices()]
     )
-    with spec.logging.open(run_dir, first, spec.iterations) as writer:
+    with (
+        ahead.Rollouts(spec, player, learner) as rollouts,
+        spec.logging.open(run_dir, first, spec.iterations) as writer,
+    ):
       for iteration in range(first, spec.iterations):
-        events = player.pool.metrics
         metrics = {}
-        if _evaluation_due(spec, iteration):
-          metrics |= _evaluate(
-              spec, player, learner.policy(state), run_dir, iteration
+        if schedule.evaluation_due(spec, iteration):
+          metrics = _evaluate(
+              spec, player, rollouts, learner.policy(state), run_dir, iteration
           )
         state, trained = _iterate(
-            spec, player, learner, state, run_dir, iteration
+            spec, player, learner, rollouts, state, run_dir, iteration
         )
-        metrics |= trained | _pool_metrics(events, player.pool.metrics)
-        writer.write(iteration, metrics)
-        if _save_due(spec, iteration + 1):
+        writer.write(iteration, _merged(metrics, trained))
+        if schedule.save_due(spec, iteration + 1):
           checkpoints.save(iteration + 1, state, counters)
-      events = player.pool.metrics
-      metrics = _evaluate(
-          spec, player, learner.policy(state), run_dir, spec.iterations
-      )
-      metrics |= _pool_metrics(events, player.pool.metrics)
-      writer.write(spec.iterations, metrics)
+      policy, last = learner.policy(state), spec.iterations
+      metrics = _evaluate(spec, player, rollouts, policy, run_dir, last)
+      writer.write(last, metrics)
     checkpoints.close()
-
-
-def _evaluation_due(spec: spec_lib.Experiment, iteration: int) -> bool:
-  evaluation = spec.evaluation
-  if iteration == 0:
-    return evaluation.before_training
-  return bool(evaluation.every and iteration % evaluation.every == 0)
-
-
-def _save_due(spec: spec_lib.Experiment, done: int) -> bool:
-  return done == spec.iterations or done % spec.save_every == 0
 
 
 def _iterate(
     spec: spec_lib.Experiment,
     player: runtime_lib.Player,
     learner: runtime_lib.Learner,
+    rollouts: ahead.Rollouts,
     state: train_state.TrainState,
     run_dir: pathlib.Path,
     iteration: int,
 ) -> tuple[train_state.TrainState, types.Metrics]:
-  """Plays one round of episodes and learns from them."""
-  start = time.monotonic()
-  played, synced = _play(spec, player, learner, state, iteration)
-  collected = time.monotonic()
-  player.pool.prefetch(_upcoming(spec, iteration + 1))
+  """Plays one round of episodes, or has it already, and learns from them."""
+  found = rollouts.take(iteration, state)
+  start, played = time.monotonic(), found.played
+  rollouts.begin(iteration + 1, state)
   every = spec.save_rollouts_every
   if every and iteration % every == 0:
     name = trajectories_io.file_name(iteration)
@@ -132,17 +119,16 @@ def _iterate(
         run_dir / 'rollouts' / name, played.every, player.tokenizer.decode
     )
   state, learned = learn_lib.learn(
-      spec, player, learner, state, played.kept, iteration
+      spec, player, learner, state, played.kept, iteration, found.lag
   )
   metrics = {
       **rollout_metrics.rollout_metrics(played.every),
       **played.metrics,
-      **synced,
+      **found.metrics,
       **learned,
       # Depends on when the process started, as times do.
       'time/sampler_compilations': float(player.sampler.compilations),
-      'time/rollout_s': collected - start,
-      'time/learn_s': time.monotonic() - collected,
+      'time/learn_s': time.monotonic() - start,
   }
   logging.info(
       'iteration %d: success %.2f, %d steps, rollout %.1f s, learn %.1f s',
@@ -155,60 +141,28 @@ def _iterate(
   return state, metrics
 
 
-def _play(
-    spec: spec_lib.Experiment,
-    player: runtime_lib.Player,
-    learner: runtime_lib.Learner,
-    state: train_state.TrainState,
-    iteration: int,
-) -> tuple[resample.Played, types.Metrics]:
-  """Episodes of the state's policy; the sampler's weights end with this."""
-  start = time.monotonic()
-  weights, synced = learner.sync(learner.policy(state))
-  synced['time/sync_s'] = time.monotonic() - start
-  tasks = _tasks(spec, iteration)
-  played = resample.play(spec, player.collector, weights, tasks, iteration)
-  return played, synced
-
-
-def _upcoming(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:
-  """The tasks that are played first from `iteration` on."""
-  if iteration < spec.iterations and not _evaluation_due(spec, iteration):
-    return _tasks(spec, iteration)
-  tasks = spec.env.split(spec.evaluation.split)
-  count = min(spec.evaluation.games or len(tasks), spec.episodes)
-  return [tasks[index] for index in range(count)]
-
-
-def _tasks(spec: spec_lib.Experiment, iteration: int) -> list[types.Task]:
-  return task_order.choose(
-      spec.env.split(spec.split),
-      spec.tasks_per_iteration,
-      spec.seed,
-      iteration,
-  )
-
-
-def _pool_metrics(before: types.Metrics, now: types.Metrics) -> types.Metrics:
-  """Events of this iteration alone: a resumed run counts from 0 again."""
-  return {
-      name: value if name.startswith('memory/') else value - before.get(name, 0)
-      for name, value in now.items()
+def _merged(first: types.Metrics, second: types.Metrics) -> types.Metrics:
+  """Both; events of the pool that both have seen are added up."""
+  added = {
+      name: first[name] + second[name]
+      for name in first.keys() & second.keys()
+      if name.startswith(('pool/', 'env/'))
   }
+  return first | second | added
 
 
 def _evaluate(
     spec: spec_lib.Experiment,
     player: runtime_lib.Player,
+    rollouts: ahead.Rollouts,
     params: models.Params,
     run_dir: pathlib.Path,
     iteration: int,
 ) -> types.Metrics:
-  start = time.monotonic()
+  collector = rollouts.idle_collector()
+  start, events = time.monotonic(), player.pool.metrics
   split = spec.env.split(spec.evaluation.split)
-  result = evaluate_lib.evaluate(
-      spec.evaluation, split, player.collector, params
-  )
+  result = evaluate_lib.evaluate(spec.evaluation, split, collector, params)
   path = run_dir / 'eval' / f'iteration_{iteration:06d}.json'
   evaluate_lib.save(path, result, iteration)
   logging.info(
@@ -219,4 +173,8 @@ def _evaluate(
       result.overall.high,
       result.overall.games,
   )
-  return {**result.metrics(), 'time/evaluate_s': time.monotonic() - start}
+  return {
+      **result.metrics(),
+      **ahead.pool_events(events, player.pool.metrics),
+      'time/evaluate_s': time.monotonic() - start,
+  }

@@ -18,6 +18,17 @@ Parts = Iterable[tuple[np.ndarray, types.RolloutBatch]]
 # From passes over rows to log-probs [B, R], 0 where no pass was.
 Score = Callable[[Parts], np.ndarray]
 
+_DIFFERING = (
+    'the episodes are not those of the policy that is trained. Look at'
+    ' PolicySource.compute_dtype, or weigh them with PPOLoss.tis_clip'
+)
+_LAGGING = (
+    'an iteration moves the policy so far that episodes of the one before say'
+    ' little of it. Lower AdamW.learning_rate, or set Experiment.rollout_lag ='
+    ' 0; if logprob_gap/mean is as large where rollout/lag is 0, look at'
+    ' PolicySource.compute_dtype'
+)
+
 
 @config.configurable
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +39,14 @@ class OldLogprobs:
   (bfloat16, other kernels): about 0.01 a token, in the mean, for 0.5B in
   bfloat16, and 1e-6 in float32.
 
+  With `Experiment.rollout_lag` the sampler may be an iteration behind, and the
+  gap holds how far the policy moved since: `rollout/lag` tells which lines of
+  the metrics that is so in. 'sampler' then takes the ratio to the policy that
+  played, 'trainer' to the newest one, and PPOLoss.tis_clip weighs by the ratio
+  of the two: the decoupled objective (Hilton et al. 2021, arXiv 2110.00641; for
+  language models Fu et al. 2025, AReaL, arXiv 2505.24298). 'auto' is refused:
+  it would change from one to the other.
+
   Attributes:
     source: 'trainer': scored by the learner, a forward pass over all tokens.
       'sampler': as sampled, without that pass. 'auto': the first pass is
@@ -36,7 +55,10 @@ class OldLogprobs:
     allowed_gap: mean |log p of the trainer - of the sampler| a token that
       'auto' accepts.
     alarm_gap: from this mean on every iteration warns: a weight or a prompt
-      reached one of the two and not the other. 0 never warns.
+      reached one of the two and not the other; or, of an iteration that was
+      played ahead, that the policy moves too far in an iteration for the
+      episodes of the one before. The first kind of mistake is told apart in
+      the iterations behind checkpoints, which have no lag. 0 never warns.
   """
 
   source: Literal['trainer', 'sampler', 'auto'] = 'trainer'
@@ -52,7 +74,11 @@ class OldLogprobs:
         )
 
   def choose(
-      self, rollout: types.RolloutBatch, parts: Parts, score: Score
+      self,
+      rollout: types.RolloutBatch,
+      parts: Parts,
+      score: Score,
+      lag: int = 0,
   ) -> tuple[np.ndarray, types.Metrics]:
     """Old log-probs [B, R] and the gap between the two, as far as it is known.
 
@@ -60,12 +86,13 @@ class OldLogprobs:
       rollout: the rows, a step each, with the sampler's log-probs.
       parts: the passes that cover them.
       score: the learner's own log-probs in some passes.
+      lag: iterations that the sampler's policy is behind the learner's.
     """
     passes = list(parts)
     first = passes if self.source == 'trainer' else passes[:1]
     scored_BR = score(first)
     gap = _gap(rollout, first, scored_BR)
-    self._alarm(gap)
+    self._alarm(gap, lag)
     sampled = self.source != 'trainer' and (
         self.source == 'sampler' or _mean(gap) <= self.allowed_gap
     )
@@ -75,14 +102,12 @@ class OldLogprobs:
     metrics = {**gap, 'logprob_gap/old_from_sampler': float(sampled)}
     return rollout.sampler_logprobs_BR if sampled else scored_BR, metrics
 
-  def _alarm(self, gap: types.Metrics) -> None:
+  def _alarm(self, gap: types.Metrics, lag: int) -> None:
     if self.alarm_gap and not _mean(gap) < self.alarm_gap:
       logging.warning(
           'the sampler and the trainer differ by %.3g a token in the mean log'
-          ' probability, at least OldLogprobs.alarm_gap = %g: the episodes are'
-          ' not those of the policy that is trained. Look at'
-          ' PolicySource.compute_dtype, or weigh them with PPOLoss.tis_clip',
-          *(_mean(gap), self.alarm_gap),
+          ' probability, at least OldLogprobs.alarm_gap = %g: %s',
+          *(_mean(gap), self.alarm_gap, _LAGGING if lag else _DIFFERING),
       )
 
 

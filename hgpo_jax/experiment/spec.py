@@ -203,10 +203,19 @@ class Experiment:
     resample_rounds: rounds at most in which groups whose episodes all had the
       same outcome give way to groups of further tasks (DAPO's dynamic
       sampling); 0 for none. CovGPO learns from the groups that this removes.
+    rollout_lag: 0: the newest policy plays, then the learner learns. 1: while
+      it learns, the policy as it was before plays the next iteration's
+      episodes, so that none is played by a policy more than one iteration old
+      (Noukhovitch et al. 2024, arXiv 2410.18252). Needs old log-probs that
+      correct for it: OldLogprobs.source = 'sampler', or 'trainer' with
+      PPOLoss.tis_clip. The policy to play with is kept meanwhile.
     temperature: of sampling in training; the loss uses the same.
     iterations: iterations in all.
     seed: of task order, sampling and minibatch order.
-    save_every: iterations between checkpoints; the last is always saved.
+    save_every: iterations between checkpoints; the last is always saved. With
+      rollout_lag = 1 nothing is under way while one is saved, and the newest
+      policy plays the iteration behind it: so this number changes which
+      policy plays, and nothing is played ahead if it is 1.
     keep_checkpoints: newest checkpoints kept.
     save_rollouts_every: iterations between saved episodes; 0 for none.
   """
@@ -231,6 +240,7 @@ class Experiment:
   tasks_per_iteration: int = 16
   group_size: int = 8
   resample_rounds: int = 0
+  rollout_lag: int = 0
   temperature: float = 1.0
   iterations: int = config.may_change(150)
   seed: int = 0
@@ -266,6 +276,30 @@ class Experiment:
     if not 0 <= self.seed < 2**32:
       raise ValueError(
           f'Experiment.seed is {self.seed}; expected 0 to 2**32 - 1'
+      )
+    if self.rollout_lag:
+      self._check_lag()
+
+  def _check_lag(self) -> None:
+    """What an older policy played has to be corrected for, and has to occur."""
+    if self.rollout_lag != 1:
+      raise ValueError(
+          f'Experiment.rollout_lag is {self.rollout_lag}; expected 0, or 1 to'
+          ' play one iteration ahead of the learner'
+      )
+    source, clip = self.old_logprobs.source, self.loss.tis_clip
+    if source == 'auto' or (source == 'trainer' and not clip):
+      raise ValueError(
+          'Experiment.rollout_lag is 1, so an older policy plays, but with'
+          f' OldLogprobs.source = {source!r} and PPOLoss.tis_clip = {clip:g}'
+          ' nothing corrects for it at all times; set OldLogprobs.source ='
+          " 'sampler', or 'trainer' with PPOLoss.tis_clip = 2.0"
+      )
+    if self.save_every == 1:
+      raise ValueError(
+          'Experiment.rollout_lag is 1, but Experiment.save_every is 1, and'
+          ' behind a checkpoint the newest policy plays: set save_every to 2 or'
+          ' more, or rollout_lag to 0'
       )
 
   @property

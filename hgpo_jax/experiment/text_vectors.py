@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax.advantages import segments
 
 
@@ -35,7 +36,9 @@ def embed(
   # Padded, so that few shapes are compiled.
   padded = np.zeros(segments.bucket(len(used)), np.int32)
   padded[: len(used)] = used
-  rows_UD = np.asarray(jax.device_get(_centred(table_VD, padded)), np.float64)
+  with sharding.launching():
+    centred_UD = _centred(table_VD, padded)
+  rows_UD = np.asarray(jax.device_get(centred_UD), np.float64)
   vectors = np.zeros((len(texts), table_VD.shape[1]))
   for vector_D, own in zip(vectors, ids):
     if len(own):

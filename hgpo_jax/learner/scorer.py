@@ -69,7 +69,7 @@ class Scorer:
   ) -> tuple[jax.Array, jax.Array]:
     """(log-probs, entropies), [B, R] on the device, in one pass."""
     placed = arrays.put(rollout, self._mesh)
-    with sharding.use(self._mesh):
+    with sharding.use(self._mesh), sharding.launching():
       return self._score(params, placed)
 
   def score_parts(

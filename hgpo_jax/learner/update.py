@@ -114,11 +114,12 @@ class Update:
         batch = arrays.put(part, self._mesh)
         if self._programs is None:
           self._programs = self.programs(state, batch, denominators)
-        if sums is None:
-          sums = self._programs.zeros()
-        sums = self._programs.add(
-            state.params, sums, self._frozen_params, batch, denominators
-        )
+        with sharding.launching():
+          if sums is None:
+            sums = self._programs.zeros()
+          sums = self._programs.add(
+              state.params, sums, self._frozen_params, batch, denominators
+          )
       return self._apply(state, sums)
 
   def _apply(
@@ -130,7 +131,8 @@ class Update:
     moved = lambda state, to: dataclasses.replace(
         state, opt_state=train_state.move(state.opt_state, to)
     )
-    state, metrics = self._programs.apply(moved(state, near), *sums)
+    with sharding.launching():
+      state, metrics = self._programs.apply(moved(state, near), *sums)
     return moved(state, home), metrics
 
   def programs(

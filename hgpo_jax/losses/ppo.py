@@ -38,7 +38,9 @@ class PPOLoss:
     ratio: 'token', or 'sequence' for GSPO.
     tis_clip: truncated importance sampling (Yao et al. 2025): the policy term
       of a token counts min(p_old / p_sampler, tis_clip) times, which corrects
-      for a sampler that rounds, or is an update behind. 0 for none, usual is
+      for a sampler that rounds, or whose policy is an iteration behind
+      (Experiment.rollout_lag): then it is the decoupled objective (Hilton et
+      al. 2021, arXiv 2110.00641) with a bounded weight. 0 for none, usual is
       2. Where the old log-probs are the sampler's it does nothing.
   """
 

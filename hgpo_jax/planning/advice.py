@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 import dataclasses
 
+from hgpo_jax import sharding
 from hgpo_jax.models import lora as lora_lib
 from hgpo_jax.planning import memory
 from hgpo_jax.planning import workload
@@ -65,9 +66,7 @@ def turns(
           Turn(knob, other, peak(other, platform))
           for knob, other in options(work)
       ]
-      # Of those about as good the first, which changes least.
-      share = lambda turn, now=now: round(turn.peak / now, 2)
-      best = min(made, key=share, default=None)
+      best = min(made, key=lambda turn: turn.peak, default=None)
       if best is None or best.peak > 0.99 * now:
         break
       work, now = best.work, best.peak
@@ -96,48 +95,40 @@ def _free(
   if work.logits_tokens > max(128, work.rows):
     half = work.logits_tokens // 2
     yield f'Minibatches.logits_tokens = {half}', change(logits_tokens=half)
-  shares = work.sampling.shares
+  shares = work.sampler_shares
   if work.sampler_rows >= 2 * shares:
     half = work.sampler_rows // 2 // shares * shares
     knob = f'Sampler.row_buckets = (..., {half})'
     yield knob, change(sampler_rows=half)
   if not work.remat:
     yield 'PolicySource.remat = True', change(remat=True)
-  data, fsdp, tensor = work.sampling.mesh
-  if data % 2 == 0:
-    other = change(rollout_mesh=(data // 2, fsdp, 2 * tensor))
-    if _divides(other):
-      knob = f'Experiment.rollout_mesh with RolloutMesh.tensor = {2 * tensor}'
-      yield knob, other
-  for shape in _meshes(work):
-    text = ', '.join(map(str, shape))
-    knob = f'Mesh.data, Mesh.fsdp, Mesh.tensor = {text}'
-    yield knob, change(mesh=shape, sampler_rows=_rows(work, shape))
+  yield from _meshes(work, 'mesh', 'Mesh')
+  # One that follows the training mesh may get a shape of its own.
+  own = change(rollout_mesh=work.sampled_on)
+  yield from _meshes(own, 'rollout_mesh', 'RolloutMesh')
 
 
-def _rows(work: workload.Workload, shape: tuple[int, int, int]) -> int:
-  """Rows of the cache on another mesh, which has to divide them."""
-  shares = dataclasses.replace(work, mesh=shape).sampling.shares
-  return max(work.sampler_rows, shares)
-
-
-def _divides(work: workload.Workload) -> bool:
-  try:
-    work.check()
-  except ValueError:
-    return False
-  return True
-
-
-def _meshes(work: workload.Workload) -> Iterator[tuple[int, int, int]]:
+def _meshes(
+    work: workload.Workload, field: str, owner: str
+) -> Iterator[tuple[str, workload.Workload]]:
   """Meshes of as many devices that hold less of the parameters on each."""
-  data, fsdp, tensor = work.mesh
+  data, fsdp, tensor = getattr(work, field)
   tried = [(data // 2, fsdp * 2, tensor)] if data % 2 == 0 else []
   if fsdp % 2 == 0:
     tried.append((data, fsdp // 2, tensor * 2))
+  if data % 2 == 0:
+    tried.append((data // 2, fsdp, tensor * 2))
   for shape in tried:
-    if _divides(dataclasses.replace(work, mesh=shape)):
-      yield shape
+    made = dataclasses.replace(work, **{field: shape})
+    if made.sampler_rows < made.sampler_shares:
+      made = dataclasses.replace(made, sampler_rows=made.sampler_shares)
+    try:
+      made.check()
+    except ValueError:
+      continue
+    names = ', '.join(f'{owner}.{axis}' for axis in sharding.MESH_AXES)
+    where = '' if owner == 'Mesh' else 'Experiment.rollout_mesh with '
+    yield f'{where}{names} = {", ".join(map(str, shape))}', made
 
 
 def _paid(
@@ -146,9 +137,13 @@ def _paid(
   """Options that change the arithmetic or what is trained."""
   yield from _free(work)
   change = lambda **fields: dataclasses.replace(work, **fields)
+  if work.ahead:
+    yield 'Experiment.rollout_lag = 0', change(ahead=False)
   if work.compute_dtype == 'float32':
     knob = "PolicySource.compute_dtype = 'bfloat16'"
     yield knob, change(compute_dtype='bfloat16')
+  if not work.int8_rollout:
+    yield 'PolicySource.int8_rollout = True', change(int8_rollout=True)
   if work.moment_dtype == 'float32':
     knob = "AdamW.first_moment_dtype = 'bfloat16'"
     yield knob, change(moment_dtype='bfloat16')

@@ -42,6 +42,11 @@ class Device:
   kinds: tuple[str, ...] = ()
 
   @property
+  def platform(self) -> str:
+    """As jax names it."""
+    return 'gpu' if 'nvidia' in self.source else 'tpu'
+
+  @property
   def memory_bytes(self) -> float:
     return self.memory_gb * 1e9
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import dataclasses
 import math
 
-from hgpo_jax.planning import rollout_memory
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 _FLOAT32 = 4
@@ -57,13 +57,16 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
     work: what is asked for.
     platform: as jax names it: 'cpu', 'gpu' or 'tpu'.
   """
-  state = _state(work)
-  sums = {'gradient sums': _FLOAT32 * work.trained().share}
+  state, sums = _state(work), _FLOAT32 * work.trained().share
+  held, programs = _ahead(work, platform) if work.ahead else ({}, {})
+  learning = state | held
+  updating = learning | {'gradient sums': sums}
+  last = {'optimizer step': step(work, platform)}
   return {
-      'rollout': _need(state, _rollout(work)),
-      'score': _need(state, _score(work)),
-      'gradient': _need(state | sums, gradient(work)),
-      'step': _need(state | sums, {'optimizer step': step(work, platform)}),
+      'rollout': _need(state, rollout.parts(work, platform)),
+      'score': _need(learning, _score(work) | programs),
+      'gradient': _need(updating, gradient(work) | programs),
+      'step': _need(updating, last | programs),
   }
 
 
@@ -129,7 +132,7 @@ class _Arrays:
     layers = work.trained().layers if work.lora else work.parameters().layers
     return cls(
         stack=m.num_layers * tokens * m.hidden_size * width,
-        scores=queries * _block(length) * length / tensor,
+        scores=queries * query_block(length) * length / tensor,
         mlp=tokens * m.intermediate_size * width / tensor,
         residual=tokens * m.hidden_size * width,
         heads=tokens * query * width / tensor,
@@ -170,7 +173,7 @@ class _Arrays:
     )
 
 
-def _block(length: int) -> int:
+def query_block(length: int) -> int:
   """Queries that attend at a time; see `models.blockwise`."""
   return min(length, 128 * math.ceil(length / 512))
 
@@ -260,6 +263,10 @@ def _score(work: workload.Workload) -> dict[str, float]:
   }
 
 
-def _rollout(work: workload.Workload) -> dict[str, float]:
-  moments = rollout_memory.moments(work).values()
-  return max(moments, key=lambda parts: sum(parts.values()))
+def _ahead(
+    work: workload.Workload, platform: str
+) -> tuple[dict[str, float], ...]:
+  """What playing keeps beside the learner, and what its programs need."""
+  programs = rollout.sampling(work, platform)
+  held = {name: programs.pop(name) for name in ('decode weights', 'KV cache')}
+  return held, {'rollout programs': sum(programs.values())}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from hgpo_jax import sharding
 from hgpo_jax.planning import advice
 from hgpo_jax.planning import devices
 from hgpo_jax.planning import memory
 from hgpo_jax.planning import roofline
+from hgpo_jax.planning import search
 from hgpo_jax.planning import workload
 
 _GB = 1e9
@@ -20,9 +22,8 @@ def text(
 ) -> str:
   """The whole plan: memory by part and phase, seconds, what to turn."""
   device = slice_.device
-  platform = 'gpu' if device.name[0] in 'ah' else 'tpu'
-  limit = device.memory_bytes
-  needs = memory.need(work, platform)
+  platform, limit = device.platform, device.memory_bytes
+  needs, times = memory.need(work, platform), roofline.seconds
   return '\n'.join(
       [
           *_what(work, slice_),
@@ -31,14 +32,15 @@ def text(
           '',
           *_verdict(work, needs, limit, platform),
           '',
-          *_times(roofline.seconds(work, device, efficiency), efficiency),
+          *_times(times(work, device, efficiency), work, efficiency),
+          *_faster(work, slice_, efficiency),
       ]
   )
 
 
 def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
   own, trained = work.parameters(), work.trained()
-  device, there = slice_.device, work.sampling.mesh
+  device = slice_.device
   trains = (
       'all trained'
       if work.lora is None
@@ -49,8 +51,7 @@ def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
       f' {work.compute_dtype}',
       f'devices   {slice_.chips} x {device.name}, each {device.memory_gb:g} GB,'
       f' {device.teraflops:g} TFLOP/s, {device.bandwidth_gbs:g} GB/s',
-      f'mesh      {_axes(work.mesh)}'
-      + (f', sampling on {_axes(there)}' if there != work.mesh else ''),
+      f'mesh      {_mesh(work.mesh)}{_sampled_on(work)}',
       f'iteration {work.episodes} episodes of at most {work.steps} steps,'
       f' {work.prompt} + {work.new_tokens} tokens each',
       f'a pass    {work.rows} rows of {work.length} tokens on each of'
@@ -58,8 +59,15 @@ def _what(work: workload.Workload, slice_: devices.Slice) -> list[str]:
   ]
 
 
-def _axes(mesh: tuple[int, int, int]) -> str:
-  return 'data={} fsdp={} tensor={}'.format(*mesh)
+def _mesh(shape: tuple[int, int, int], between: str = ' ') -> str:
+  named = zip(sharding.MESH_AXES, shape)
+  return between.join(f'{axis}={size}' for axis, size in named)
+
+
+def _sampled_on(work: workload.Workload) -> str:
+  if work.sampled_on == work.mesh:
+    return ''
+  return f', sampling on {_mesh(work.sampled_on)}'
 
 
 def table(needs: Mapping[str, memory.Need]) -> list[str]:
@@ -112,7 +120,9 @@ def knobs(work: workload.Workload, limit: float, platform: str) -> list[str]:
 
 
 def _times(
-    seconds: roofline.Seconds, efficiency: roofline.Efficiency
+    seconds: roofline.Seconds,
+    work: workload.Workload,
+    efficiency: roofline.Efficiency,
 ) -> list[str]:
   phases = {
       'sync': seconds.sync,
@@ -127,9 +137,32 @@ def _times(
   return [
       f'{"seconds":<10}{head}',
       f'{"":10}{cells}',
+      f'sampling  {seconds.decode_steps:,} steps of {work.sampler_rows} rows,'
+      f' kernels in {"int8" if work.int8_rollout else work.compute_dtype};'
+      f' {seconds.prefill_calls:,} calls of {work.prefill_tokens} prompt',
+      '          tokens at most: no prompt finds its beginning in the cache',
       f'tokens/s  {seconds.tokens_per_second:,.0f} (at most'
       f' {seconds.tokens / 1e6:.1f} M tokens an iteration)',
       f'assumed   {efficiency.compute:.0%} of peak FLOP/s,'
       f' {efficiency.bandwidth:.0%} of bandwidth; environments, host and'
       ' compilation not included',
+  ]
+
+
+def _faster(
+    work: workload.Workload,
+    slice_: devices.Slice,
+    efficiency: roofline.Efficiency,
+) -> list[str]:
+  """Other meshes of the same devices, if they are faster by a twentieth."""
+  now = roofline.seconds(work, slice_.device, efficiency).tokens_per_second
+  found = search.fastest(work, slice_, efficiency)
+  if found is None:
+    return []
+  rate = roofline.seconds(found, slice_.device, efficiency).tokens_per_second
+  if rate < 1.05 * now:
+    return []
+  return [
+      f'faster    --mesh={_mesh(found.mesh, ",")}'
+      f' --rollout_mesh={_mesh(found.sampled_on, ",")}: {rate:,.0f} tokens/s'
   ]

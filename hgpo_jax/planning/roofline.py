@@ -2,8 +2,9 @@
 
 Work is counted as the programs do it: padded rows, attention over whole rows,
 every layer again in the backward pass. Everything outside the devices is left
-out (environments, host, compilation), and every episode takes all its steps, so
-tokens are at most and seconds are those of the devices alone.
+out (environments, host, compilation). Every episode takes all its steps, every
+response all its tokens, and no prompt finds in the cache what another left: so
+work is at most, and seconds are those of the devices alone.
 """
 
 from __future__ import annotations
@@ -12,11 +13,17 @@ import dataclasses
 import math
 
 from hgpo_jax.planning import devices
+from hgpo_jax.planning import memory
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 # Passes over the [heads, T, T] scores in float32, which are memory traffic:
 # written, read by the softmax, weights written, read. Twice that backwards.
 _SCORE_PASSES = 4
+# Of the rows of the cache that blocks of prompts attend to: read, copied, read.
+_ROW_PASSES = 3
+# Over float32 logits to draw from them: written, two sums, a draw.
+_LOGIT_PASSES = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +35,12 @@ class Efficiency:
   Attributes:
     compute: of FLOP/s, in matrix products of many rows.
     bandwidth: of memory bandwidth.
+    latency: seconds of a sum over devices, however small.
   """
 
   compute: float = 0.4
   bandwidth: float = 0.6
+  latency: float = 6e-6
 
   def __post_init__(self) -> None:
     for name in ('compute', 'bandwidth'):
@@ -56,6 +65,8 @@ class Seconds:
     score: log-probs of the learner and of the reference.
     update: gradients and optimizer.
     tokens: prompt and response tokens of the iteration, padding included.
+    prefill_calls: calls that read prompts.
+    decode_steps: steps of decoding, each a token of every row.
   """
 
   sync: float
@@ -64,6 +75,8 @@ class Seconds:
   score: float
   update: float
   tokens: int
+  prefill_calls: int
+  decode_steps: int
 
   @property
   def rollout(self) -> float:
@@ -85,15 +98,29 @@ def seconds(
 ) -> Seconds:
   """Seconds of the phases on this many of these devices, one mesh of them."""
   rate = _Rate(work, device, efficiency)
-  there = _Rate(work.sampling, device, efficiency)
   return Seconds(
-      sync=_sync(rate, there),
-      prefill=_prefill(work.sampling, there),
-      decode=_decode(work.sampling, there),
+      sync=_sync(work, rate),
+      prefill=_prefill(work, rate),
+      decode=_decode(work, rate),
       score=_score(work, rate),
       update=_update(work, rate),
       tokens=work.total_steps * (work.prompt + work.new_tokens),
+      prefill_calls=prefill_calls(work),
+      decode_steps=decode_steps(work),
   )
+
+
+def prefill_calls(work: workload.Workload) -> int:
+  """Full ones, whose blocks hold all tokens of all prompts but the last."""
+  blocks = math.ceil((work.prompt - 1) / work.prefill_block)
+  a_call = work.prefill_tokens // work.prefill_block
+  return math.ceil(work.total_steps * blocks / a_call)
+
+
+def decode_steps(work: workload.Workload) -> int:
+  """All tokens over the rows that are live: one that ends is taken at once."""
+  live = min(work.sampler_rows, work.episodes)
+  return math.ceil(work.total_steps * work.new_tokens / live)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,16 +152,21 @@ class _Rate:
     """Seconds of work that all devices share."""
     return (flops / self.flops + moved / self.bytes) / self.chips
 
-  def gather(self, size: float) -> float:
+  def gather(self, size: float, fsdp: int | None = None) -> float:
     """Seconds until every fsdp share has all `size` bytes of a tensor share."""
-    fsdp = self.work.mesh[1]
+    fsdp = self.work.mesh[1] if fsdp is None else fsdp
     return size * (fsdp - 1) / fsdp / self.link
 
-  def reduce(self, tokens: float) -> float:
+  def sum_over(self, shares: int, size: float) -> float:
+    """Seconds of a sum of `size` bytes over so many devices, all get it."""
+    if shares == 1:
+      return 0.0
+    return self.efficiency.latency + 2 * size * (1 - 1 / shares) / self.link
+
+  def reduce(self, tokens: float, tensor: int | None = None) -> float:
     """Seconds of one layer's sum over tensor shares of [tokens, D]."""
-    tensor = self.work.mesh[2]
     size = tokens * self.work.model.hidden_size * self.work.width
-    return 2 * size * (tensor - 1) / tensor / self.link
+    return self.sum_over(self.work.mesh[2] if tensor is None else tensor, size)
 
 
 def forward_flops(work: workload.Workload, tokens: float, seen: float) -> float:
@@ -149,9 +181,20 @@ def head_flops(work: workload.Workload, tokens: float) -> float:
   return 2 * tokens * work.model.hidden_size * work.model.vocab_size
 
 
-def _score_bytes(work: workload.Workload, rows: float, length: int) -> float:
+def _score_bytes(
+    work: workload.Workload, rate: _Rate, tokens: float, seen: float
+) -> float:
+  """Traffic of attention scores; a flash kernel has none."""
   m = work.model
-  return _SCORE_PASSES * 4 * rows * m.num_layers * m.num_heads * length**2
+  if work.flash(rate.device.platform):
+    return 0.0
+  return _SCORE_PASSES * 4 * tokens * m.num_layers * m.num_heads * seen
+
+
+def _seen(length: int) -> float:
+  """Tokens before it that a token is compared with, by blocks of queries."""
+  blocks = math.ceil(length / memory.query_block(length))
+  return length * (blocks + 1) / (2 * blocks)
 
 
 def _layer_bytes(work: workload.Workload) -> float:
@@ -159,51 +202,62 @@ def _layer_bytes(work: workload.Workload) -> float:
   return work.parameters().whole * work.width / work.mesh[2]
 
 
-def _calls(work: workload.Workload) -> int:
-  """Batches that are sampled in an iteration."""
-  return work.steps * math.ceil(work.episodes / work.sampler_rows)
-
-
-def _sync(rate: _Rate, there: _Rate) -> float:
+def _sync(work: workload.Workload, rate: _Rate) -> float:
   """Reading weights and writing them in another layout; what links move."""
-  work = there.work
-  held, made = rate.work.parameters().share, work.parameters().share
-  written = (4 * held + work.width * made) / rate.bytes
-  return written + work.width * max(0.0, made - held) / rate.link
+  held, made = work.parameters().share, rollout.weights(work).held
+  moved = max(0.0, made - min(made, work.width * held))
+  return (4 * held + made) / rate.bytes + moved / rate.link
 
 
 def _prefill(work: workload.Workload, rate: _Rate) -> float:
-  rows = work.total_steps
-  flops = forward_flops(work, rows * work.prompt, work.prompt)
-  moved = _score_bytes(work, rows, work.prompt)
-  a_share = rows * work.prompt / work.shares
-  # Once to read prompts and once for the loop.
-  links = 2 * rate.gather(_layer_bytes(work)) * _calls(work)
-  links += 2 * work.model.num_layers * rate.reduce(a_share)
-  return max(rate.whole(flops + head_flops(work, rows), moved), links)
+  """Full calls; each reads the weights, and the rows that it attends to."""
+  m, (_, fsdp, tensor) = work.model, work.sampled_on
+  shares, size = work.sampler_shares, rollout.weights(work)
+  blocks = work.prefill_tokens // work.prefill_block
+  # Blocks that the shares do not divide are computed by every share.
+  tokens = work.prefill_tokens / (1 if blocks % shares else shares)
+  seen = _attended(work)
+  rows = blocks * seen * rollout.token_bytes(work)
+  scores = _SCORE_PASSES * 4 * tokens * m.num_layers * m.num_heads * seen
+  flops = forward_flops(work, tokens, seen) / tensor
+  a_call = max(flops / rate.flops, size.layers / rate.bytes)
+  a_call += (_ROW_PASSES * rows + scores / tensor) / rate.bytes
+  # Nothing hides the links: what they bring is waited for. Each device gets all
+  # rows of the call, as a sum over those that have them.
+  a_call += m.num_layers * rate.sum_over(shares, rows / m.num_layers)
+  a_call += 2 * m.num_layers * rate.reduce(tokens, tensor)
+  a_call += rate.gather(size.layers, fsdp)
+  return prefill_calls(work) * a_call
+
+
+def _attended(work: workload.Workload) -> float:
+  """Entries that a block attends to: half of them, or all; the mean."""
+  half = work.entries // 2
+  return work.entries - half * min(1.0, half / work.prompt)
 
 
 def _decode(work: workload.Workload, rate: _Rate) -> float:
-  """A token at a time: weights and cache are read for each."""
-  m, cache = work.model, work.prompt + work.new_tokens
-  rows = min(work.sampler_rows, work.episodes) / work.shares
-  kv = 4 * m.num_layers * m.num_kv_heads * m.head_dim * work.width // 2
-  moved = _layer_bytes(work) + rows * cache * kv / work.mesh[2]
-  flops = forward_flops(work, rows, cache) + head_flops(work, rows)
-  a_token = max(moved / rate.bytes, flops / work.mesh[2] / rate.flops)
-  a_token += 2 * m.num_layers * rate.reduce(rows)
-  return _calls(work) * work.new_tokens * a_token
+  """Each step reads the weights once and all entries of all rows."""
+  m, (_, fsdp, tensor) = work.model, work.sampled_on
+  rows, size = work.sampler_rows / work.sampler_shares, rollout.weights(work)
+  logits = rows * m.vocab_size * 4
+  moved = size.read + rows * work.entries * rollout.token_bytes(work)
+  moved += _LOGIT_PASSES * logits
+  flops = forward_flops(work, rows, work.entries) + head_flops(work, rows)
+  a_step = max(moved / rate.bytes, flops / tensor / rate.flops)
+  a_step += 2 * m.num_layers * rate.reduce(rows, tensor)
+  a_step += rate.gather(logits, tensor)
+  a_step += rate.gather(size.whole, fsdp)
+  return decode_steps(work) * a_step
 
 
 def _score(work: workload.Workload, rate: _Rate) -> float:
-  rows = work.total_steps
-  flops = forward_flops(work, rows * work.length, work.length)
-  flops += head_flops(work, rows * work.response)
-  once = rate.whole(flops, _score_bytes(work, rows, work.length))
+  tokens, seen = work.total_steps * work.length, _seen(work.length)
+  flops = forward_flops(work, tokens, seen)
+  flops += head_flops(work, work.total_steps * work.response)
+  once = rate.whole(flops, _score_bytes(work, rate, tokens, seen))
   links = rate.gather(_layer_bytes(work)) * _passes(work)
-  links += (
-      2 * work.model.num_layers * rate.reduce(rows * work.length / work.shares)
-  )
+  links += 2 * work.model.num_layers * rate.reduce(tokens / work.shares)
   return max(once, links) * (2 if work.reference else 1)
 
 
@@ -213,18 +267,16 @@ def _passes(work: workload.Workload) -> int:
 
 def _update(work: workload.Workload, rate: _Rate) -> float:
   """Forward, forward again, and twice that backwards; then the optimizer."""
-  rows, again = work.total_steps, 1 if work.remat else 0
+  tokens, seen = work.total_steps * work.length, _seen(work.length)
+  again = 1 if work.remat else 0
   # Backwards costs 2 forward passes; with frozen weights 1 and the adapter.
   passes = 3 + again if work.lora is None else 2 + again
-  flops = passes * forward_flops(work, rows * work.length, work.length)
-  flops += 4 * head_flops(work, rows * work.response)
-  moved = (3 + again) * _score_bytes(work, rows, work.length)
+  flops = passes * forward_flops(work, tokens, seen)
+  flops += 4 * head_flops(work, work.total_steps * work.response)
+  moved = (3 + again) * _score_bytes(work, rate, tokens, seen)
   links = passes * rate.gather(_layer_bytes(work)) * _passes(work)
-  links += (
-      (4 + 2 * again)
-      * work.model.num_layers
-      * rate.reduce(rows * work.length / work.shares)
-  )
+  sums = (4 + 2 * again) * work.model.num_layers
+  links += sums * rate.reduce(tokens / work.shares)
   # Parameters, moments and gradients: read once and written once.
   state = work.trained().share * 4 * 8 / rate.bytes
   updates = math.ceil(work.total_steps / work.minibatch_steps)

@@ -8,8 +8,10 @@ import functools
 import math
 
 import jax
+import jax.numpy as jnp
 
 from hgpo_jax import sharding
+from hgpo_jax.models import attention
 from hgpo_jax.models import base
 from hgpo_jax.models import lora as lora_lib
 from hgpo_jax.models import qwen2
@@ -17,7 +19,7 @@ from hgpo_jax.models import qwen2_params
 
 BYTES = {'float32': 4, 'bfloat16': 2}
 
-_Axes = tuple[str | None, ...]
+Axes = tuple[str | None, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +29,8 @@ class Workload:
   Attributes:
     model: shapes of the policy.
     mesh: sizes of (data, fsdp, tensor).
-    rollout_mesh: the same while responses are sampled; None for what
-      `sharding.rollout_shape` makes of `mesh`.
     compute_dtype: of activations; 'float32' or 'bfloat16'.
+    attention: the learner's kernel, one of `attention.KERNELS`.
     remat: whether a layer's activations are made again in the backward pass.
     keep_attention: with `remat`, whether what attention gave is kept.
     mlp_parts: with `remat`, parts of a row whose MLP is computed by turns.
@@ -49,12 +50,16 @@ class Workload:
     sampler_rows: rows of the cache, over all devices.
     prefill_tokens: prompt tokens that one call computes at most.
     prefill_block: prompts are computed in blocks of so many tokens.
+    int8_rollout: whether the sampler's kernels of layers are in int8.
+    rollout_mesh: sizes of the mesh that is sampled on; None for what
+      `sharding.rollout_shape` makes of `mesh`.
+    ahead: whether episodes are played while the learner learns.
   """
 
   model: base.ModelConfig
   mesh: tuple[int, int, int]
-  rollout_mesh: tuple[int, int, int] | None = None
   compute_dtype: str = 'bfloat16'
+  attention: str = 'auto'
   remat: bool = True
   keep_attention: bool = True
   mlp_parts: int = 1
@@ -74,6 +79,9 @@ class Workload:
   sampler_rows: int = 128
   prefill_tokens: int = 512
   prefill_block: int = 32
+  int8_rollout: bool = False
+  rollout_mesh: tuple[int, int, int] | None = None
+  ahead: bool = False
 
   @property
   def shares(self) -> int:
@@ -81,10 +89,14 @@ class Workload:
     return self.mesh[0] * self.mesh[1]
 
   @property
-  def sampling(self) -> Workload:
-    """The same on the mesh of sampling, where all of it lies as there."""
-    mesh = self.rollout_mesh or sharding.rollout_shape(self.mesh)
-    return dataclasses.replace(self, mesh=mesh, rollout_mesh=mesh)
+  def sampled_on(self) -> tuple[int, int, int]:
+    """Sizes of the mesh that responses are sampled on."""
+    return self.rollout_mesh or sharding.rollout_shape(self.mesh)
+
+  @property
+  def sampler_shares(self) -> int:
+    """Parts that the rows of the cache are split into."""
+    return self.sampled_on[0] * self.sampled_on[1]
 
   @property
   def width(self) -> int:
@@ -102,13 +114,34 @@ class Workload:
     unit = math.lcm(64, self.prefill_block)
     return -(-(self.prompt + self.new_tokens - 1) // unit) * unit
 
+  def flash(self, platform: str) -> bool:
+    """Whether the learner's attention keeps its scores to itself there."""
+    m = self.model
+    shape_BTHh = 1, self.length, m.num_heads, m.head_dim
+    chosen = attention.choose(
+        self.attention, platform, shape_BTHh, jnp.dtype(self.compute_dtype)
+    )
+    return chosen != 'xla'
+
   def check(self) -> None:
-    """Raises ValueError unless both meshes divide the model's axes."""
+    """Raises ValueError unless the meshes divide the model's axes and rows."""
     sizes = qwen2.Qwen2(self.model).axis_sizes()
     names = sharding.Mesh().name, sharding.RolloutMesh().name
-    for shape, name in zip((self.mesh, self.sampling.mesh), names):
+    for shape, name in zip((self.mesh, self.sampled_on), names):
       mesh = jax.sharding.AbstractMesh(shape, sharding.MESH_AXES)
       sharding.check_divides(mesh, sizes, name)
+    if math.prod(self.sampled_on) != math.prod(self.mesh):
+      raise ValueError(
+          f'the rollout mesh {self.sampled_on} has'
+          f' {math.prod(self.sampled_on)} devices, the mesh {self.mesh}'
+          f' {math.prod(self.mesh)}; expected as many: the same are used'
+      )
+    if self.sampler_rows % self.sampler_shares:
+      raise ValueError(
+          f'{self.sampler_rows} rows are sampled on {self.sampler_shares}'
+          ' data-parallel shares; expected a multiple: set'
+          ' Sampler.row_buckets, or fewer shares and more tensor parallelism'
+      )
 
   def parameters(self) -> Parameters:
     """Numbers of the policy's own weights."""
@@ -150,9 +183,12 @@ def _adapter(
     model: base.ModelConfig, mesh: tuple[int, int, int], spec: lora_lib.LoRA
 ) -> Parameters:
   functions = qwen2.Qwen2(model)
-  shapes = jax.eval_shape(
-      lambda key: spec.init(functions.init(key), key), jax.random.key(0)
-  )
+
+  def made():  # Keys are made in here, or jax would look for a device.
+    key = jax.random.key(0)
+    return spec.init(functions.init(key), key)
+
+  shapes = jax.eval_shape(made)
   axes = spec.logical_axes(functions.logical_axes())
   pairs = jax.tree.map(lambda x, a: (x.shape, a), shapes, axes)
   is_pair = lambda x: isinstance(x, tuple)
@@ -160,7 +196,7 @@ def _adapter(
 
 
 def _count(
-    groups: Mapping[str, list[tuple[tuple[int, ...], _Axes]]],
+    groups: Mapping[str, list[tuple[tuple[int, ...], Axes]]],
     mesh: tuple[int, int, int],
 ) -> Parameters:
   whole = {
@@ -168,7 +204,7 @@ def _count(
       for name, leaves in groups.items()
   }
   share = sum(
-      math.prod(shape) / _ways(mesh, axes)
+      math.prod(shape) / ways(mesh, axes)
       for leaves in groups.values()
       for shape, axes in leaves
   )
@@ -177,7 +213,7 @@ def _count(
   )
 
 
-def _ways(mesh: tuple[int, int, int], axes: _Axes) -> int:
+def ways(mesh: tuple[int, int, int], axes: Axes) -> int:
   """Into how many parts the mesh splits an array with these axes."""
   sizes = dict(zip(sharding.MESH_AXES, mesh))
   names = (sharding.RULES[a] for a in axes if a is not None)

@@ -14,6 +14,7 @@ import dataclasses
 import jax
 import numpy as np
 
+from hgpo_jax import sharding
 from hgpo_jax import types
 from hgpo_jax.models import base
 from hgpo_jax.rollout import compiled as compiled_lib
@@ -90,14 +91,18 @@ class Engine:
     """
     if self._chunk is not None:
       return
-    self._admit()
-    if self._running:
-      high = max(self._running) + 1
-      count = next(n for n in self._programs.rows if n >= high)
-      rows = jax.tree.map(lambda x: x[:count], self._rows)
-      self._cache, self._chunk = self._programs.decode(
-          self._params, self._cache, rows
-      )
+    with sharding.launching():
+      self._admit()
+      if self._running:
+        self._decode()
+
+  def _decode(self) -> None:
+    high = max(self._running) + 1
+    count = next(n for n in self._programs.rows if n >= high)
+    rows = jax.tree.map(lambda x: x[:count], self._rows)
+    self._cache, self._chunk = self._programs.decode(
+        self._params, self._cache, rows
+    )
 
   def collect(self) -> list[tuple[int, requests.Completion]]:
     """Waits for the chunk; (ticket, response) of what it finished.

@@ -58,6 +58,11 @@ def test_what_the_workload_is_made_of(policy):
   assert (most.episodes, most.steps) == (16, spec.env.max_steps)
   assert (most.reference, most.remat) == (False, False)
   assert footprint.smallest(spec, model, (1, 1, 1)).prompt == 80
+  assert not most.ahead
+  lagging = runs.load(
+      policy, 'Experiment.rollout_lag = 1', "OldLogprobs.source = 'sampler'"
+  )
+  assert footprint.largest(lagging, model, (1, 1, 1)).ahead
 
 
 def test_what_can_never_fit_is_an_error_that_says_what_helps(policy, has):

@@ -76,6 +76,17 @@ def test_a_gap_as_large_as_a_mistake_is_told(gap, monkeypatch):
   assert 'at least OldLogprobs.alarm_gap = 0.1' in told[0]
 
 
+def test_a_gap_of_an_older_policy_names_other_knobs(monkeypatch):
+  told = []
+  monkeypatch.setattr(logging, 'warning', lambda m, *a: told.append(m % a))
+  rollout, parts, score, _ = _rows(-0.3)
+  for lag in (0, 1):
+    old_logprobs.OldLogprobs().choose(rollout, parts, score, lag)
+  same, older = told
+  assert 'PPOLoss.tis_clip' in same and 'rollout_lag' not in same
+  assert 'Lower AdamW.learning_rate, or set Experiment.rollout_lag = 0' in older
+
+
 def test_gaps_below_0_are_refused():
   with pytest.raises(
       ValueError, match='OldLogprobs.allowed_gap is -1.*least 0'

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hgpo_jax import sharding
-from hgpo_jax.experiment import plan
+from hgpo_jax.experiment import arithmetic
 from hgpo_jax.experiment import sync as sync_lib
 from hgpo_jax.models import lora
 from hgpo_jax.rollout import sampler as sampler_lib
@@ -139,6 +139,26 @@ def _traced() -> list[int]:
   return [function._cache_size() for function in functions]
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('shape', [(1, 1, 1), (1, 8, 1), (2, 2, 2)])
+def test_what_plays_outlives_what_an_update_takes(shape, dtype):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  devices = jax.devices()[: math.prod(shape)]
+  mesh = sharding.Mesh(*shape).make_mesh(devices)
+  sync = _sync(dtype, mesh=mesh)
+  params = _put(common.params(), mesh)
+  with jax.set_mesh(mesh):
+    weights = sync(params)[0]
+    before = jax.device_get(weights)
+    take = jax.jit(
+        lambda p: jax.tree.map(lambda x: x - 1.0, p), donate_argnums=0
+    )
+    jax.block_until_ready(take(params))
+  assert all(x.is_deleted() for x in jax.tree.leaves(params))
+  jax.tree.map(np.testing.assert_array_equal, weights, before)
+
+
 def test_an_adapter_is_merged_into_what_samples(told):
   spec = lora.LoRA(rank=2)
   base = common.params()
@@ -190,7 +210,7 @@ def test_the_plan_names_the_mesh_of_sampling(policy):
     pytest.skip('needs 8 devices')
 
   def said(*bindings):
-    text = plan.check(runs.load(policy, _FEW, 'Mesh.data = 2', *bindings))
+    text = arithmetic.check(runs.load(policy, _FEW, 'Mesh.data = 2', *bindings))
     return next(x for x in text.splitlines() if x.startswith('mesh'))
 
   assert said() == (
@@ -220,4 +240,4 @@ def test_a_mesh_of_sampling_that_does_not_fit_is_refused(
   if jax.device_count() < 8:
     pytest.skip('needs 8 devices')
   with pytest.raises(ValueError, match=message):
-    plan.check(runs.load(policy, _FEW, _ON, binding))
+    arithmetic.check(runs.load(policy, _FEW, _ON, binding))

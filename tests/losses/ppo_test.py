@@ -259,3 +259,36 @@ def test_truncated_importance_sampling_weighs_the_policy_term_alone():
     )
   with pytest.raises(ValueError, match='tis_clip is 1.5 but there are no log-'):
     batches.evaluate(tis, batch)
+
+
+def test_older_episodes_get_the_decoupled_gradient():
+  """Against float64: w dmax(-A r, -A clip(r)), with r = p / p_old.
+
+  w = min(p_old / p_behaviour, c), where the policy that played is behind the
+  one that the clip is centred on (Hilton et al. 2021, arXiv 2110.00641).
+  """
+  batch = batches.minibatch(5)
+  loss = ppo.PPOLoss(entropy_coef=0.0, kl_coef=0.0, dual_clip=0.0, tis_clip=2.0)
+  moved_BR = np.random.default_rng(3).normal(size=batch['mask_BR'].shape)
+  behaviour_BR = batch['old_logprobs_BR'] - jnp.float32(moved_BR)
+  given = {**batch, 'sampler_logprobs_BR': behaviour_BR}
+  (got, metrics), (gradient, *_) = batches.evaluate(loss, given)
+  x = {name: np.asarray(v, np.float64) for name, v in given.items()}
+  mask = x['mask_BR'] * x['row_weight_B'][:, None]
+  weight = np.minimum(
+      np.exp(x['old_logprobs_BR'] - x['sampler_logprobs_BR']), 2.0
+  )
+  ratio = np.exp(x['logprobs_BR'] - x['old_logprobs_BR'])
+  a = x['advantage_BR']
+  plain, clipped = -a * ratio, -a * np.clip(ratio, 0.8, 1.2)
+  value = weight * np.maximum(plain, clipped) * mask / mask.sum()
+  # Where the clip holds, nothing depends on the policy.
+  slope = weight * np.where(plain >= clipped, plain, 0.0) * mask / mask.sum()
+  counted = mask > 0
+  assert 0.1 < (weight == 2.0)[counted].mean() < 0.9
+  assert 0.1 < (plain < clipped)[counted].mean() < 0.9
+  np.testing.assert_allclose(got, value.sum(), rtol=1e-5)
+  np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-8)
+  np.testing.assert_allclose(
+      metrics['policy/tis_cut_frac'], (weight == 2.0)[counted].mean(), rtol=1e-5
+  )

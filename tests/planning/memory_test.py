@@ -17,6 +17,7 @@ from hgpo_jax.models import configs
 from hgpo_jax.models import lora
 from hgpo_jax.models import qwen2
 from hgpo_jax.planning import memory
+from hgpo_jax.planning import rollout
 from hgpo_jax.planning import workload
 
 _SMALL = base.ModelConfig(
@@ -75,20 +76,53 @@ def test_an_update_needs_what_the_compiler_says(name, mesh):
     assert abs(planned / compiled - 1) < 0.15, (part, compiled, planned)
 
 
-@pytest.mark.parametrize('mesh', [(1, 8, 1), (2, 1, 4)])
-def test_a_sync_and_a_rollout_need_what_the_compiler_says(mesh):
+@pytest.mark.parametrize(
+    ('name', 'mesh', 'sampled_on', 'int8'),
+    [
+        ('1.5b', (1, 8, 1), (8, 1, 1), False),
+        ('7b', (1, 2, 4), (2, 1, 4), True),
+    ],
+)
+def test_a_sync_and_a_rollout_need_what_the_compiler_says(
+    name, mesh, sampled_on, int8
+):
   if jax.device_count() < 8:
     pytest.skip('needs 8 devices')
-  name = '1.5b' if mesh[2] == 1 else '7b'
-  row = benchmark.measure_rollout(name, mesh, layers=2)
+  row = benchmark.measure_rollout(name, mesh, 2, sampled_on, int8)
   for what in ('', 'sync '):
     planned, compiled = row[f'{what}planned'], row[f'{what}compiled']
     assert abs(planned / compiled - 1) < 0.15, row
 
 
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+@pytest.mark.parametrize('int8', [False, True])
+@pytest.mark.parametrize('tied', [False, True])
+def test_weights_to_decode_with_are_what_a_device_holds(dtype, int8, tied):
+  if jax.device_count() < 8:
+    pytest.skip('needs 8 devices')
+  config = dataclasses.replace(_SMALL, tie_word_embeddings=tied)
+  model = qwen2.Qwen2(config, compute_dtype=dtype, int8_rollout=int8)
+  mesh = sharding.Mesh(data=2, fsdp=2, tensor=2).make_mesh()
+  where = sharding.param_shardings(mesh, model.decode_axes())
+  made = jax.jit(model.decode_params, out_shardings=where)(
+      model.init(jax.random.key(0))
+  )
+  work = workload.Workload(
+      *(config, (1, 4, 2), dtype),
+      rollout_mesh=(2, 2, 2),
+      int8_rollout=int8,
+  )
+  found = rollout.weights(work)
+  assert found.held == _on_first_device(made)
+  half = dataclasses.replace(work, rollout_mesh=(4, 1, 2))
+  assert found.whole == rollout.weights(half).held
+  table = 0 if tied else made['embed']['embedding'].nbytes / 2
+  assert found.whole - found.read == table
+
+
 def test_sampling_needs_what_its_own_mesh_makes():
   work = workload.Workload(configs.CONFIGS['7b'], (1, 8, 1))
-  assert work.sampling.mesh == (8, 1, 1)
+  assert work.sampled_on == (8, 1, 1)
   split = dataclasses.replace(work, rollout_mesh=(2, 1, 4))
   gathering = dataclasses.replace(work, rollout_mesh=(1, 8, 1))
   of = lambda w: memory.need(w)['rollout'].parts
@@ -138,8 +172,47 @@ def test_what_makes_which_part_smaller():
   adapter = parts('gradient', lora=lora.LoRA(base_dtype='bfloat16'))
   assert adapter['weights'] < 0.6 * gradient['weights']
   assert adapter['moments'] < 0.1 * gradient['moments']
-  rollout = parts('rollout')
-  cache = parts('rollout', compute_dtype='float32')['KV cache']
-  assert cache == 2 * rollout['KV cache']
   # 28 KiB a token: 2 x 28 layers x 2 heads x 128 numbers of 2 bytes.
-  assert rollout['KV cache'] == 128 / 8 * 2560 * 28 * 1024
+  cache = rollout.sampling(work, 'tpu')['KV cache']
+  assert cache == 128 / 8 * 2560 * 28 * 1024
+  single = dataclasses.replace(work, compute_dtype='float32')
+  assert rollout.sampling(single, 'tpu')['KV cache'] == 2 * cache
+
+
+def test_int8_is_smaller_where_products_read_it():
+  work = workload.Workload(configs.CONFIGS['7b'], (1, 8, 1))
+  int8 = dataclasses.replace(work, int8_rollout=True)
+  total = lambda work, platform: sum(rollout.sampling(work, platform).values())
+  saved = total(work, 'gpu') - total(int8, 'gpu')
+  # A byte a number of the 6.5 G in kernels, less a scale for each output.
+  assert saved == pytest.approx(6.525e9, rel=2e-3)
+  assert total(int8, 'cpu') > total(work, 'cpu')  # Floats lie beside it.
+  peaks = [memory.need(w, 'gpu')['rollout'].total for w in (work, int8)]
+  assert peaks[1] < peaks[0]
+
+
+def test_meshes_that_do_not_fit_each_other_are_refused():
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1))
+  assert work.sampled_on == (8, 1, 1)
+  other = dataclasses.replace(work, rollout_mesh=(2, 1, 2))
+  with pytest.raises(ValueError, match='has 4 devices, the mesh .* 8; expec'):
+    other.check()
+  few = dataclasses.replace(work, sampler_rows=12)
+  with pytest.raises(ValueError, match='12 rows are sampled on 8 .* set Sam'):
+    few.check()
+
+
+def test_playing_ahead_keeps_what_a_rollout_needs_beside_the_learner():
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1), rows=4)
+  alone = memory.need(work)
+  both = memory.need(dataclasses.replace(work, ahead=True))
+  assert both['rollout'] == alone['rollout']
+  resting = sum(alone['score'].parts[n] for n in ('weights', 'moments'))
+  resting += alone['score'].parts['reference']
+  for phase in ('score', 'gradient', 'step'):
+    more = both[phase].total - alone[phase].total
+    assert more == pytest.approx(alone['rollout'].total - resting)
+    fixed = both[phase].resident - alone[phase].resident
+    names = ('decode weights', 'KV cache')
+    held = sum(alone['rollout'].parts[name] for name in names)
+    assert fixed == pytest.approx(held)

@@ -25,6 +25,7 @@ _WORK = workload.Workload(
     new_tokens=128,
     sampler_rows=32,
     minibatch_steps=32,
+    attention='xla',
 )
 
 
@@ -33,26 +34,29 @@ def test_one_device_by_hand():
   layers = 28 * (2 * 1536**2 + 2 * 1536 * 256 + 3 * 1536 * 8960)
   attention = 4 * 28 * 12 * 128
   head = 2 * 1536 * 151_936
-  scores = 4 * 4 * 28 * 12 * 32
-  tokens = 32 * 1024
-  once = tokens * (2 * layers + attention * 1024) + 32 * 128 * head
+  tokens, seen = 32 * 1024, 1024 * 5 / 8  # Four blocks of queries a row.
+  scores = 4 * 4 * 28 * 12 * 32 * 1024
+  once = tokens * (2 * layers + attention * seen) + 32 * 128 * head
   # Norms and biases are in the exact count only.
   close = lambda x: pytest.approx(x, rel=1e-3)
-  assert seconds.score == close(once / 1e14 + scores * 1024**2 / 1e12)
-  # A token is bound by reading 3.1 GB of weights and the cache of 32 rows.
-  cache = 32 * 1024 * 28 * 1024
-  assert seconds.decode == close(128 * (2 * 1.5437e9 + cache) / 1e12)
+  assert seconds.score == close(once / 1e14 + scores * seen / 1e12)
+  # A token is bound by reading 3.1 GB of weights and the cache of 32 rows, and
+  # draws from logits.
+  cache, logits = 32 * 1024 * 28 * 1024, 6 * 32 * 151_936 * 4
+  moved = 2 * 1.5437e9 + cache + logits
+  assert seconds.decode == close(128 * moved / 1e12)
+  assert (seconds.decode_steps, seconds.prefill_calls) == (128, 56)
   assert seconds.tokens == 32 * 1024
-  passes = tokens * 4 * (2 * layers + attention * 1024) + 32 * 128 * 4 * head
+  passes = tokens * 4 * (2 * layers + attention * seen) + 32 * 128 * 4 * head
   step = 32 * 1.5437e9 / 1e12
   assert seconds.update == close(
-      passes / 1e14 + 4 * scores * 1024**2 / 1e12 + step
+      passes / 1e14 + 4 * scores * seen / 1e12 + step
   )
   # Read in float32, written in bfloat16.
   assert seconds.sync == close(6 * 1.5437e9 / 1e12)
-  rollout = seconds.sync + seconds.prefill + seconds.decode
+  sampled = seconds.sync + seconds.prefill + seconds.decode
   assert seconds.total == pytest.approx(
-      rollout + seconds.score + seconds.update
+      sampled + seconds.score + seconds.update
   )
 
 
@@ -69,6 +73,67 @@ def test_weights_are_gathered_once_an_iteration_or_in_every_call():
       moved + (4 / 8 + 2) * 1.5437e9 / 1e12, rel=1e-3
   )
   assert every.sync < own.sync / 8 and every.prefill > own.prefill
+
+
+def test_sampling_on_eight_devices_by_hand():
+  """The numbers of v5e-8 for 0.5B, 1.5B and 7B; 50 steps, 2048 + 512 tokens."""
+  device = devices.DEVICES['v5e']
+  read, link = 0.6 * 819e9, 0.6 * 200e9
+  for name, tensor, billions, kib in (
+      ('0.5b', 1, 0.494, 12),
+      ('1.5b', 2, 1.544, 28),
+      ('7b', 4, 7.616 - 0.545, 56),  # Its embedding is not its head.
+  ):
+    work = workload.Workload(
+        *(configs.CONFIGS[name], (1, 8 // tensor, tensor)),
+        prefill_tokens=8192,
+        prefill_block=128,
+    )
+    seconds, m = roofline.seconds(work, device), work.model
+    assert seconds.decode_steps == 50 * 512  # All 128 episodes at once.
+    shares = 8 // tensor
+    rows = 128 / shares
+    cache = 128 * 2560 * kib * 1024 / 8
+    logits = rows * m.vocab_size * 4
+    moved = 2 * billions * 1e9 / tensor + cache + 6 * logits
+    sums = 2 * m.num_layers * (6e-6 + rows * m.hidden_size * 4 / link)
+    sums -= 2 * m.num_layers * rows * m.hidden_size * 4 / link / tensor
+    whole = logits * (1 - 1 / tensor) / link
+    a_step = moved / read + (sums if tensor > 1 else 0) + whole
+    assert seconds.decode == pytest.approx(25_600 * a_step, rel=2e-3)
+    assert seconds.prefill_calls == 50 * 128 * 16 / 64
+
+
+def test_prompts_bring_rows_of_the_cache_to_every_share():
+  work = dataclasses.replace(_WORK, mesh=(8, 1, 1), prefill_tokens=256)
+  alone = dataclasses.replace(work, mesh=(1, 1, 1))
+  linked = roofline.seconds(work, _DEVICE, _ALL).prefill
+  free = dataclasses.replace(_DEVICE, link_gbs=1e9)
+  apart = roofline.seconds(work, free, roofline.Efficiency(1, 1, 0)).prefill
+  calls = roofline.prefill_calls(work)
+  seen = 1024 - 512 * 512 / 896
+  rows = 8 * seen * 28 * 1024 * 2 * 7 / 8 / 50e9 + 28 * 6e-6
+  assert linked - apart == pytest.approx(calls * rows, rel=1e-3)
+  assert apart > roofline.seconds(alone, free, _ALL).prefill / 8
+  # Blocks that the shares do not divide are computed by every one of them.
+  whole = dataclasses.replace(work, prefill_tokens=384)
+  odd = roofline.seconds(whole, free, _ALL).prefill
+  assert odd > 2 * apart
+
+
+def test_int8_halves_what_a_step_reads():
+  int8 = dataclasses.replace(_WORK, int8_rollout=True)
+  times = [roofline.seconds(w, _DEVICE, _ALL).decode for w in (_WORK, int8)]
+  assert times[0] - times[1] == pytest.approx(128 * 1.3091e9 / 1e12, rel=2e-3)
+
+
+def test_flash_kernels_have_no_scores_in_memory():
+  flash = dataclasses.replace(_WORK, attention='auto')
+  less, more = (
+      roofline.seconds(work, _DEVICE, _ALL) for work in (flash, _WORK)
+  )
+  assert less.score < more.score and less.update < more.update
+  assert (less.prefill, less.decode) == (more.prefill, more.decode)
 
 
 def test_more_devices_are_faster_until_links_bind():

@@ -122,6 +122,16 @@ def _resampling(spec: spec_lib.Experiment) -> list[str]:
   ]
 
 
+def _ahead(spec: spec_lib.Experiment) -> list[str]:
+  if not spec.rollout_lag:
+    return []
+  kept = spec.save_every - 1
+  return [
+      f'ahead        {kept} of {spec.save_every} iterations are played while'
+      ' the one before is learned from, by the policy before that'
+  ]
+
+
 def _trained(spec: spec_lib.Experiment) -> str:
   if spec.lora is None:
     return 'all weights'
@@ -162,6 +172,7 @@ def _describe(
       f' members = {spec.episodes} episodes of at most'
       f' {spec.env.max_steps} steps = at most {steps} steps',
       *_resampling(spec),
+      *_ahead(spec),
       f'tokens       at most {spec.collector.max_prompt_tokens} prompt +'
       f' {spec.sampler.max_new_tokens} response = {longest} a step',
       f'sampling     at temperature {spec.temperature:g}',
