@@ -128,7 +128,9 @@ def measure(name: str, mesh: Sequence[int], layers: int) -> dict[str, Any]:
   work, start = work_of(name, mesh, layers), time.process_time()
   alone = {}
   if mesh == (1, 1, 1):
-    alone['gradient_alone'] = compiled.gradient_alone_bytes(work)
+    alone['gradient_alone'] = compiled.gradient_alone_bytes(
+        dataclasses.replace(work, keep_attention=False)
+    )
   return alone | {
       'compiled': compiled.update_bytes(work),
       'planned': planned_bytes(work),

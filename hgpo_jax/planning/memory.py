@@ -186,15 +186,14 @@ def gradient(work: workload.Workload) -> dict[str, float]:
   """
   arrays = _Arrays.of(work, work.rows, work.length)
   full = work.lora is None
-  moments = [_head(work, arrays), _layer(work, arrays)]
+  made = {'new gradient': arrays.layer_gradients} if full else {}
+  moments = [_head(work, arrays), made | _layer(work, arrays)]
   if full and work.mesh[0] > 1 and not arrays.split:
     ends = 4 * arrays.head * _FLOAT32 / work.width
-    moments.append({'head gradient': ends - arrays.stack})
+    moments.append(made | {'head gradient': ends - arrays.stack})
   fullest = max(moments, key=lambda parts: sum(parts.values()))
   kept = _kept(work, arrays)
   found = {'kept activations': arrays.stack + kept, **fullest}
-  if full:
-    found['new gradient'] = arrays.layer_gradients
   return {name: size for name, size in found.items() if size}
 
 
@@ -224,7 +223,9 @@ def _layer(work: workload.Workload, arrays: _Arrays) -> dict[str, float]:
     # The product that makes the head's gradient is the last of all.
     return found | {'logits': logits}
   if work.model.tie_word_embeddings or chunks > 1:
-    return found | {'head gradient': arrays.head}
+    # Several data shares add theirs up at once, into what each will keep.
+    kept = arrays.head if work.mesh[0] == 1 or not arrays.split else 0.0
+    return found | {'head gradient': kept}
   return found | {'logits': 3 * logits}
 
 

@@ -111,20 +111,21 @@ def laying_out(work: workload.Workload, platform: str) -> dict[str, float]:
   """What makes these weights of the learner's; there is no cache yet.
 
   Its own share is cast first, then gathered, and the largest array is there
-  once more. For int8, CPU's compiler has all kernels in float32 at once, unless
-  it waits for shares of them.
+  once more; twice where tensor shares are cut smaller. For int8, CPU's compiler
+  has all kernels in float32 at once, unless it waits for shares of them.
   """
   size, own = weights(work), work.width * work.parameters().share
-  found = {'decode weights': size.held}
-  if math.prod(work.mesh[1:]) > math.prod(work.sampled_on[1:]):
-    m, (_, fsdp, tensor) = work.model, work.sampled_on
-    table = work.width * m.vocab_size * m.hidden_size
-    found['gathered head'] = table / (fsdp * tensor)
+  m, (_, fsdp, tensor) = work.model, work.sampled_on
+  gathers = math.prod(work.mesh[1:]) > fsdp * tensor
+  copies = 2 if tensor > work.mesh[2] else int(gathers)
+  table = work.width * m.vocab_size * m.hidden_size / (fsdp * tensor)
+  found = {'decode weights': size.held, 'gathered head': copies * table}
+  if gathers:
     if work.width < _FLOAT32:
       found['cast weights'] = own
   elif work.int8_rollout and platform == 'cpu':
     found['int8 from floats'] = _FLOAT32 / work.width * size.kernels
-  return found
+  return {name: size for name, size in found.items() if size}
 
 
 def _prefill(work: workload.Workload, platform: str) -> dict[str, float]:
