@@ -139,14 +139,21 @@ def _by_default(root: Any, key: str) -> bool:
   value = root
   for name in key.split('.')[1:]:
     fields = {field.name: field for field in dataclasses.fields(value)}
-    if name not in fields:  # An item of a sequence or mapping.
+    name, item, _ = name.partition('[')  # Of a sequence or mapping.
+    if name not in fields:
       return False
     value = getattr(value, name)
-    if value == fields[name].default:
+    if value == _default(fields[name]):
       return True
-    if not dataclasses.is_dataclass(value):
+    if item or not dataclasses.is_dataclass(value):
       return False
   return False
+
+
+def _default(field: dataclasses.Field) -> Any:
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return field.default
 
 
 def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:

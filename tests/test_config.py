@@ -529,6 +529,28 @@ def test_resume_of_a_run_older_than_a_field(tmp_path):
   )
 
 
+def test_resume_of_a_run_older_than_a_field_of_several_values(tmp_path):
+  load("Toy.weights = {'a.b': 1.0}")
+  config.write(tmp_path)
+  path = tmp_path / 'run.json'
+  record = json.loads(path.read_text())
+  record['config'] = {
+      key: value
+      for key, value in record['config'].items()
+      if 'betas' not in key and 'weights' not in key
+  }
+  path.write_text(json.dumps(record | {'fingerprint': 'of fewer fields'}))
+  with pytest.raises(config.ConfigError) as error:
+    config.check_resume(tmp_path)
+  assert "weights['a.b']: '(absent)' in the run, 1.0 now" in str(error.value)
+  assert 'betas' not in str(error.value)
+  load('Toy.weights = {}')
+  assert config.check_resume(tmp_path)
+  load('Toy.betas = (0.9, 0.99)')
+  with pytest.raises(config.ConfigError, match=r'betas\[1\]: .*, 0.99 now'):
+    config.check_resume(tmp_path)
+
+
 def test_resume_of_something_else_is_refused(tmp_path):
   load()
   (tmp_path / 'run.json').write_text('{"a": ')
