@@ -43,6 +43,7 @@ def largest(
       lora=spec.lora,
       reference=bool(spec.loss.kl_coef),
       moment_dtype=spec.optimizer.first_moment_dtype,
+      moments_on=spec.optimizer.moments_on,
       rows=batches.micro_batch_steps,
       length=batches.length_buckets[-1],
       response=batches.response_buckets[-1],

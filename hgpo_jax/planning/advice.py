@@ -60,7 +60,7 @@ def turns(
   """
   found: list[Turn] = []
   now = peak(work, platform)
-  for options in (_free, _paid):
+  for options in (_free, _slower, _paid):
     while now > USABLE * limit:
       made = [
           Turn(knob, other, peak(other, platform))
@@ -131,11 +131,21 @@ def _meshes(
     yield f'{where}{names} = {", ".join(map(str, shape))}', made
 
 
+def _slower(
+    work: workload.Workload,
+) -> Iterator[tuple[str, workload.Workload]]:
+  """Options that cost time in every update, and nothing else."""
+  yield from _free(work)
+  if work.moments_on == 'device':
+    other = dataclasses.replace(work, moments_on='host')
+    yield "AdamW.moments_on = 'host'", other
+
+
 def _paid(
     work: workload.Workload,
 ) -> Iterator[tuple[str, workload.Workload]]:
   """Options that change the arithmetic or what is trained."""
-  yield from _free(work)
+  yield from _slower(work)
   change = lambda **fields: dataclasses.replace(work, **fields)
   if work.ahead:
     yield 'Experiment.rollout_lag = 0', change(ahead=False)

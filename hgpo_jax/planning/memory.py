@@ -58,6 +58,9 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
     platform: as jax names it: 'cpu', 'gpu' or 'tpu'.
   """
   state, sums = _state(work), _FLOAT32 * work.trained().share
+  moments = _moments(work)
+  if not _on_host(work, platform):
+    state |= moments
   held, programs = _ahead(work, platform) if work.ahead else ({}, {})
   learning = state | held
   updating = learning | {'gradient sums': sums}
@@ -66,7 +69,7 @@ def need(work: workload.Workload, platform: str = 'tpu') -> Mapping[str, Need]:
       'rollout': _need(state, rollout.parts(work, platform)),
       'score': _need(learning, _score(work) | programs),
       'gradient': _need(updating, gradient(work) | programs),
-      'step': _need(updating, last | programs),
+      'step': _need(updating | moments, last | programs),
   }
 
 
@@ -80,17 +83,28 @@ def largest(needs: Mapping[str, Need]) -> tuple[str, Need]:
 
 
 def _state(work: workload.Workload) -> dict[str, float]:
-  """What lies on a device in every phase."""
+  """What lies on a device in every phase, but for the moments."""
   own, trained = work.parameters(), work.trained()
-  moments = _FLOAT32 + workload.BYTES[work.moment_dtype]
   parts = {'weights': _FLOAT32 * trained.share}
   if work.lora is not None:
     # The reference is the base alone: it costs nothing more.
     parts['weights'] += workload.BYTES[work.lora.base_dtype] * own.share
   elif work.reference:
     parts['reference'] = _FLOAT32 * own.share
-  parts['moments'] = moments * trained.share
   return parts
+
+
+def _moments(work: workload.Workload) -> dict[str, float]:
+  width = _FLOAT32 + workload.BYTES[work.moment_dtype]
+  return {'moments': width * work.trained().share}
+
+
+def _on_host(work: workload.Workload, platform: str) -> bool:
+  """Whether moments lie elsewhere between updates.
+
+  The memory of a CPU is the host's.
+  """
+  return platform != 'cpu' and work.moments_on != 'device'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Workload:
     lora: the kind of adapter that is trained; None for all weights.
     reference: whether the loss has a KL to a reference policy.
     moment_dtype: of the first moment.
+    moments_on: where moments lie between updates, see `optimizer.AdamW`.
     rows: of a forward and backward pass, on each data-parallel share.
     length: tokens of a row, with padding.
     response: scored tokens of a row, with padding.
@@ -66,6 +67,7 @@ class Workload:
   lora: lora_lib.LoRA | None = None
   reference: bool = True
   moment_dtype: str = 'float32'
+  moments_on: str = 'device'
   rows: int = 1
   length: int = 2560
   response: int = 512

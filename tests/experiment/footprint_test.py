@@ -58,7 +58,9 @@ def test_what_the_workload_is_made_of(policy):
   assert (most.episodes, most.steps) == (16, spec.env.max_steps)
   assert (most.reference, most.remat) == (False, False)
   assert footprint.smallest(spec, model, (1, 1, 1)).prompt == 80
-  assert not most.ahead
+  assert not most.ahead and most.moments_on == 'device'
+  hosted = runs.load(policy, "AdamW.moments_on = 'host'")
+  assert footprint.largest(hosted, model, (1, 1, 1)).moments_on == 'host'
   lagging = runs.load(
       policy, 'Experiment.rollout_lag = 1', "OldLogprobs.source = 'sampler'"
   )

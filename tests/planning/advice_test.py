@@ -52,6 +52,18 @@ def test_what_changes_the_training_comes_last():
   assert "include 'models/lora.gin'" in knobs[1:]
 
 
+def test_moments_go_to_the_host_before_the_training_changes():
+  work = dataclasses.replace(_WORK, mesh=(1, 1, 1), sampler_rows=1)
+  knob, limit = "AdamW.moments_on = 'host'", 40e9
+  found = advice.turns(work, limit, 'gpu')
+  assert found[0].knob == knob and found[0].peak < advice.peak(work, 'gpu')
+  assert advice.rows(found[0].work, limit, 'gpu') > advice.rows(
+      work, limit, 'gpu'
+  )
+  # Where both memories are one it is of no use.
+  assert knob not in [turn.knob for turn in advice.turns(work, limit, 'cpu')]
+
+
 def test_sampling_has_knobs_of_its_own():
   work = workload.Workload(
       configs.CONFIGS['7b'], (1, 8, 1), rollout_mesh=(8, 1, 1), reference=False

@@ -179,6 +179,20 @@ def test_what_makes_which_part_smaller():
   assert rollout.sampling(single, 'tpu')['KV cache'] == 2 * cache
 
 
+def test_moments_on_the_host_are_there_for_the_step_alone():
+  """As `update.Update` moves them; on CPU both memories are one."""
+  work = workload.Workload(configs.CONFIGS['1.5b'], (1, 8, 1), rows=4)
+  for moments_on in ('host', 'auto'):
+    other = dataclasses.replace(work, moments_on=moments_on)
+    assert memory.need(other, 'cpu') == memory.need(work, 'cpu')
+    here, there = memory.need(work, 'gpu'), memory.need(other, 'gpu')
+    assert there['step'].parts == here['step'].parts
+    for phase in ('rollout', 'score', 'gradient'):
+      parts = dict(here[phase].parts)
+      assert parts.pop('moments') == 8 * work.trained().share
+      assert there[phase].parts == parts
+
+
 def test_int8_is_smaller_where_products_read_it():
   work = workload.Workload(configs.CONFIGS['7b'], (1, 8, 1))
   int8 = dataclasses.replace(work, int8_rollout=True)
