@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 import dataclasses
 import pathlib
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -65,6 +66,21 @@ _INT8 = flags.DEFINE_bool(
 )
 _LORA = flags.DEFINE_integer('lora_rank', 0, 'Train adapters of this rank.')
 _REFERENCE = flags.DEFINE_bool('reference', True, 'A KL to a reference policy.')
+# What a run has knobs for.
+_ALONE = (
+    _DTYPE,
+    _ROWS,
+    _PROMPT,
+    _RESPONSE,
+    _EPISODES,
+    _STEPS,
+    _SAMPLED,
+    _PREFILL,
+    _BLOCK,
+    _INT8,
+    _LORA,
+    _REFERENCE,
+)
 _COMPUTE = flags.DEFINE_float('mfu', 0.4, 'Fraction of peak FLOP/s assumed.')
 _BANDWIDTH = flags.DEFINE_float(
     'bandwidth', 0.6, 'Fraction of memory bandwidth assumed.'
@@ -100,7 +116,10 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
   from hgpo_jax.planning import workload
 
   if flags.FLAGS.gin_file:
+    _refuse_flags_of_no_run()
     return _configured(slice_)
+  if flags.FLAGS.gin_bindings:
+    raise ValueError('--gin_bindings needs the --gin_file that it changes')
   if not _MODEL.value:
     raise ValueError('--model or --gin_file is required, such as --model=1.5b')
   mesh = sharding.Mesh(**axes(_MESH.value)).shape(slice_.chips)
@@ -128,6 +147,16 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
       int8_rollout=_INT8.value,
       rollout_mesh=sampled_on,
   )
+
+
+def _refuse_flags_of_no_run() -> None:
+  """A flag that the run's own value would silently win over."""
+  given = [f'--{flag.name}' for flag in _ALONE if flags.FLAGS[flag.name].present]
+  if given:
+    raise ValueError(
+        f'{", ".join(given)}: with --gin_file that is the run\'s own; bind its'
+        ' knob with --gin_bindings instead'
+    )
 
 
 def _rollout_shape(mesh: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -176,12 +205,13 @@ def axes(text: str, rest: str = 'fsdp') -> dict[str, int]:
   """{'fsdp': 16} of 'fsdp=16'; what is not named is 1, or `rest` the rest."""
   found = {}
   for part in filter(None, text.split(',')):
-    axis, _, size = part.partition('=')
-    if axis not in ('data', 'fsdp', 'tensor') or not size.lstrip('-').isdigit():
+    match = re.fullmatch(r'(data|fsdp|tensor)=(-?[0-9]+)', part)
+    if not match or match[1] in found:
       raise ValueError(
-          f'{text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N'
+          f'{text!r}: {part!r} is not one of data=N, fsdp=N, tensor=N, each'
+          ' once'
       )
-    found[axis] = int(size)
+    found[match[1]] = int(match[2])
   return {rest: 1, **found} if -1 in found.values() else found
 
 

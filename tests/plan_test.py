@@ -7,8 +7,10 @@ import pathlib
 import subprocess
 import sys
 
+from absl import flags
 import pytest
 
+from hgpo_jax import config
 from hgpo_jax import plan
 from hgpo_jax import sharding
 
@@ -72,6 +74,56 @@ def test_devices_are_named_once():
       'error: --devices (or --tpu, --gpu) is given 2 times; expected once, such'
       ' as --devices=v5e-64 or --devices=h100x8'
   )
+
+
+@pytest.mark.parametrize(
+    'arguments, text',
+    [
+        (['--rows=0'], 'rows is 0; expected at least 1'),
+        (['--response=0'], 'response is 0; expected at least 1'),
+        (['--episodes=-1'], 'episodes is -1; expected at least 1'),
+        (['--sampler_rows=-3'], 'sampler_rows is -3; expected at least 1'),
+        (['--prefill_block=0'], 'prefill_block is 0; expected at least 1'),
+        (
+            ['--prefill_tokens=1'],
+            'prefill_tokens is 1; expected a multiple of prefill_block = 128',
+        ),
+        (
+            ['--mesh=fsdp=1,fsdp=1'],
+            "'fsdp=1,fsdp=1': 'fsdp=1' is not one of data=N, fsdp=N, tensor=N,"
+            ' each once',
+        ),
+        (
+            ['--gin_bindings=PPOLoss.kl_coef = 0.0'],
+            '--gin_bindings needs the --gin_file that it changes',
+        ),
+        (
+            [_QUICKSTART, '--rows=4', '--int8_rollout'],
+            "--rows, --int8_rollout: with --gin_file that is the run's own; bind"
+            ' its knob with --gin_bindings instead',
+        ),
+    ],
+)
+def test_a_flag_that_means_nothing_is_refused(arguments, text):
+  """In this process: each is seconds of its own."""
+  found = _main('--model=tiny', '--devices=a100', *arguments)
+  assert found == f'error: {text}'
+
+
+def _main(*arguments: str) -> str:
+  """Runs the entry point here; the message that it ends with, '' if none."""
+  known = flags.FLAGS
+  try:
+    known(['plan', *arguments])
+    plan.main(['plan'])
+  except SystemExit as end:
+    return str(end.code)
+  finally:
+    config.reset()
+    known.unparse_flags()
+    for flag in known.get_key_flags_for_module(plan):
+      flag.unparse()
+  return ''
 
 
 def test_a_mesh_as_text():

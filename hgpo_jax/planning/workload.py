@@ -21,6 +21,24 @@ BYTES = {'float32': 4, 'bfloat16': 2}
 
 Axes = tuple[str | None, ...]
 
+# Fields that a pass, an iteration or a round of sampling has at least one of.
+_COUNTS = (
+    'rows',
+    'length',
+    'response',
+    'logits_tokens',
+    'minibatch_steps',
+    'epochs',
+    'episodes',
+    'steps',
+    'prompt',
+    'new_tokens',
+    'sampler_rows',
+    'prefill_tokens',
+    'prefill_block',
+    'mlp_parts',
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
@@ -126,7 +144,12 @@ class Workload:
     return chosen != 'xla'
 
   def check(self) -> None:
-    """Raises ValueError unless the meshes divide the model's axes and rows."""
+    """Refuses counts below 1, and meshes that do not divide axes and rows.
+
+    Raises:
+      ValueError: naming them.
+    """
+    self._check_counts()
     sizes = qwen2.Qwen2(self.model).axis_sizes()
     names = sharding.Mesh().name, sharding.RolloutMesh().name
     for shape, name in zip((self.mesh, self.sampled_on), names):
@@ -143,6 +166,16 @@ class Workload:
           f'{self.sampler_rows} rows are sampled on {self.sampler_shares}'
           ' data-parallel shares; expected a multiple: set'
           ' Sampler.row_buckets, or fewer shares and more tensor parallelism'
+      )
+
+  def _check_counts(self) -> None:
+    for name in _COUNTS:
+      if getattr(self, name) < 1:
+        raise ValueError(f'{name} is {getattr(self, name)}; expected at least 1')
+    if self.prefill_tokens % self.prefill_block:
+      raise ValueError(
+          f'prefill_tokens is {self.prefill_tokens}; expected a multiple of'
+          f' prefill_block = {self.prefill_block}'
       )
 
   def parameters(self) -> Parameters:
