@@ -28,6 +28,7 @@ def check(spec: spec_lib.Experiment) -> str:
   _check_split(spec, len(train), len(heldout))
   model, tokenizer = spec.policy.check()
   spec.sampler.bind(model, tokenizer.stop_ids)
+  spec.collector.check(spec.sampler)
   shape = spec.mesh.shape(_devices())
   shares = shape[0] * shape[1]
   mesh = spec.mesh.make_mesh()

@@ -38,6 +38,7 @@ FAILURES = (
     pool_lib.EnvStartError,
     learn_lib.NothingToLearnError,
     advantages.EstimatorError,
+    sampler_lib.AdmissibleError,
     sampler_lib.NotFiniteError,
 )
 

@@ -79,11 +79,26 @@ class Collector:
           f'Collector.parser is {self.parser!r}; expected one of '
           f'{sorted(parse.PARSERS)}'
       )
-
     if self.answer and self.answer.count('{}') != 1:
       raise ValueError(
           f'Collector.answer is {self.answer!r}; expected {{}} in it once, where'
           ' the action stands'
+      )
+
+  def check(self, sampler: sampler_lib.Sampler) -> None:
+    """Raises ValueError unless the sampler has room for what is asked of it."""
+    longest = sampler.prompt_buckets[-1]
+    if self.max_prompt_tokens > longest:
+      raise ValueError(
+          f'Collector.max_prompt_tokens is {self.max_prompt_tokens}, more than '
+          f'the last of Sampler.prompt_buckets, {longest}; set it to {longest} '
+          'or add a bucket'
+      )
+    if self.answer and not sampler.admissible[0]:
+      raise ValueError(
+          f'Collector.answer is {self.answer!r}, but Sampler.admissible is'
+          f' {sampler.admissible}; set it to how many actions there are at most,'
+          ' and the tokens of the longest answer'
       )
 
   def bind(
@@ -115,15 +130,9 @@ class BoundCollector:
     """See `Collector.bind`.
 
     Raises:
-      ValueError: the sampler takes no prompts as long as the spec allows.
+      ValueError: as `Collector.check`.
     """
-    longest = sampler.spec.prompt_buckets[-1]
-    if spec.max_prompt_tokens > longest:
-      raise ValueError(
-          f'Collector.max_prompt_tokens is {spec.max_prompt_tokens}, more than '
-          f'the last of Sampler.prompt_buckets, {longest}; set it to {longest} '
-          'or add a bucket'
-      )
+    spec.check(sampler.spec)
     self.pool = pool
     self.sampler = sampler
     self._tokenizer = tokenizer

@@ -13,6 +13,10 @@ from hgpo_jax.rollout import draw as draw_lib
 from hgpo_jax.rollout import programs as programs_lib
 
 
+class AdmissibleError(ValueError):
+  """There are more, or longer, admissible responses than there is room for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Request:
   """A prompt, and how its response is sampled.
@@ -183,10 +187,10 @@ def check(
 def check_filters(rules: Request | Limits, owner: str) -> None:
   """Refuses filters that would leave no token, or mean nothing."""
   top_k, top_p, min_p = rules.top_k, rules.top_p, rules.min_p
-  if top_k < 0 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
+  if not 0 <= top_k < 2**31 or not 0 < top_p <= 1 or not 0 <= min_p <= 1:
     raise ValueError(
         f'{owner}top_k, top_p and min_p are {top_k}, {top_p} and {min_p};'
-        ' expected top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1'
+        ' expected 0 <= top_k < 2**31, 0 < top_p <= 1 and 0 <= min_p <= 1'
     )
 
 
@@ -199,7 +203,7 @@ def _check_admissible(
   sizes = [len(sequence) for sequence in request.admissible]
   most = min(longest, request.max_new_tokens)
   if not 0 < len(sizes) <= count or max(sizes) > most:
-    raise ValueError(
+    raise AdmissibleError(
         f'{len(sizes)} admissible sequences of up to {max(sizes, default=0)}'
         f' tokens; expected 1 to {count} of up to {most}: raise'
         f' Sampler.admissible={limits.admissible} or Sampler.max_new_tokens'

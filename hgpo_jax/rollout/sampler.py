@@ -16,6 +16,7 @@ from hgpo_jax.rollout import compiled as compiled_lib
 from hgpo_jax.rollout import engine as engine_lib
 from hgpo_jax.rollout import requests
 
+AdmissibleError = requests.AdmissibleError
 Completion = requests.Completion
 NotFiniteError = engine_lib.NotFiniteError
 Request = requests.Request
@@ -78,9 +79,10 @@ class Sampler:
           f' of Sampler.prefill_block={self.prefill_block}'
       )
     requests.check_filters(self, 'Sampler.')
-    if min(self.admissible) < 0:
+    if min(self.admissible) < 1 and self.admissible != (0, 0):
       raise ValueError(
-          f'Sampler.admissible is {self.admissible}; expected two counts'
+          f'Sampler.admissible is {self.admissible}; expected two counts of at'
+          ' least 1, or (0, 0)'
       )
 
   def bind(
@@ -192,6 +194,7 @@ class BoundSampler:
 
     Raises:
       ValueError: it does not fit into the cache, or makes no sense.
+      AdmissibleError: of these, it is bound to more than the spec allows.
     """
     spec = self.spec
     fields = dict(

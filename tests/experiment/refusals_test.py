@@ -91,6 +91,20 @@ MISTAKES = {
         ],
         'end Minibatches.length_buckets with 145',
     ),
+    'prompts beyond the sampler': (
+        ['Sampler.prompt_buckets = (80,)'],
+        'Collector.max_prompt_tokens is 128, more than the last of'
+        ' Sampler.prompt_buckets, 80; set it to 80 or add a bucket',
+    ),
+    'answers that the sampler does not know': (
+        ["Collector.answer = '<action>{}</action>'"],
+        "Collector.answer is '<action>{}</action>', but Sampler.admissible is"
+        ' (0, 0); set it to how many actions there are at most',
+    ),
+    'admissible sequences of no token': (
+        ['Sampler.admissible = (4, 0)'],
+        'Sampler.admissible is (4, 0); expected two counts of at least 1, or',
+    ),
     'devices that there are not': (
         ['Mesh.tensor = 3'],
         'the product 3 must divide the number of devices, 1',
@@ -156,6 +170,22 @@ def test_batch_or_model_that_the_mesh_does_not_divide(
   run_dir = tmp_path / 'run'
   found = runs.main(*runs.arguments(policy, run_dir, *bindings))
   _check(found, expected, run_dir)
+
+
+def test_more_actions_than_the_sampler_has_room_for(
+    policy, one_device, tmp_path
+):
+  """Known only once an environment offers them."""
+  found = runs.main(
+      *runs.arguments(
+          policy,
+          tmp_path,
+          "Collector.answer = '<think></think><action>{}</action>'",
+          'Sampler.admissible = (2, 12)',
+      )
+  )
+  assert found.startswith('error: 3 admissible sequences of up to 8 tokens')
+  assert 'raise Sampler.admissible=(2, 12)' in found
 
 
 def test_wandb_that_is_not_installed(
