@@ -288,6 +288,9 @@ def define_flags() -> None:
   flags.DEFINE_list('settings', list(SETTINGS), 'Games, by commas.')
   flags.DEFINE_list('methods', MAIN, 'Estimators, by commas.')
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
+  flags.register_validator(
+      'seeds', lambda given: all(map(str.isdecimal, given)), 'expected numbers'
+  )
   flags.DEFINE_bool('train', True, 'False prints what is finished only.')
   flags.DEFINE_multi_string(
       'gin_bindings', [], 'Bindings for every run; repeatable.'

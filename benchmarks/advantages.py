@@ -288,10 +288,22 @@ def main(argv: list[str]) -> None:
   )
 
 
-if __name__ == '__main__':
-  flags.DEFINE_integer('repeats', 5, 'runs of an estimator, the least counts')
+def define_flags() -> None:
+  """Not at import: other programs have flags of these names."""
+  flags.DEFINE_integer(
+      'repeats', 5, 'runs of an estimator, the least counts', lower_bound=1
+  )
   flags.DEFINE_bool('loops', True, 'time the loops too; minutes in all')
   flags.DEFINE_bool('wall', False, 'seconds on the wall, not of CPU time')
   flags.DEFINE_string('run_dir', None, 'a run, for the share of an iteration')
   flags.DEFINE_list('only', [], 'names of estimators, all by default')
+  flags.register_validator(
+      'only',
+      lambda given: set(given) <= set(ESTIMATORS),
+      f'expected some of {", ".join(ESTIMATORS)}',
+  )
+
+
+if __name__ == '__main__':
+  define_flags()
   app.run(main)

@@ -24,6 +24,7 @@ from absl import flags
 import jax
 
 from hgpo_jax import config
+from hgpo_jax import whole_file
 from hgpo_jax.experiment import ahead
 from hgpo_jax.experiment import arithmetic
 from hgpo_jax.experiment import learn
@@ -105,6 +106,8 @@ def main(argv: Sequence[str]) -> None:
       root=spec_lib.Experiment,
   )
   arithmetic.check(spec)
+  if chosen.out:
+    whole_file.check(chosen.out, '--out')
   found = {0: [], 1: []}
   for _ in range(chosen.rounds):
     for lag, rows in found.items():
@@ -120,8 +123,12 @@ def main(argv: Sequence[str]) -> None:
 
 def define_flags() -> None:
   """Not at import: other programs have flags of these names."""
-  flags.DEFINE_integer('iterations', 5, 'Iterations that count, each round.')
-  flags.DEFINE_integer('rounds', 2, 'How often both lags take their turn.')
+  flags.DEFINE_integer(
+      'iterations', 5, 'Iterations that count, each round.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+      'rounds', 2, 'How often both lags take their turn.', lower_bound=1
+  )
   flags.DEFINE_multi_string('gin_bindings', [], 'Such as a smaller run.')
   flags.DEFINE_string('out', '', 'Where to write the rows, JSON.')
 

@@ -239,16 +239,24 @@ def define_flags() -> None:
       'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
   )
   flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
-  flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.')
-  flags.DEFINE_integer('probes', 3, 'Steps of each task.')
+  flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.', lower_bound=1)
+  flags.DEFINE_integer('probes', 3, 'Steps of each task.', lower_bound=1)
   flags.DEFINE_integer(
-      'continuations', 64, 'Episodes from before, and from after, each step.'
+      'continuations',
+      64,
+      'Episodes from before, and from after, each step.',
+      lower_bound=1,
   )
-  flags.DEFINE_integer('pool', 48, 'Free episodes of each task.')
+  flags.DEFINE_integer('pool', 48, 'Free episodes of each task.', lower_bound=1)
   flags.DEFINE_list('group_sizes', ['4', '8', '16'], 'G.')
-  flags.DEFINE_integer('replicates', 16, 'Groups a step.')
-  flags.DEFINE_integer('draws', 400, 'Of the bootstrap.')
-  flags.DEFINE_integer('seed', 0, 'Of everything.')
+  flags.register_validator(
+      'group_sizes',
+      lambda given: given and all(x.isdecimal() and int(x) > 1 for x in given),
+      'expected numbers of at least 2',
+  )
+  flags.DEFINE_integer('replicates', 16, 'Groups a step.', lower_bound=1)
+  flags.DEFINE_integer('draws', 400, 'Of the bootstrap.', lower_bound=1)
+  flags.DEFINE_integer('seed', 0, 'Of everything.', lower_bound=0)
 
 
 if __name__ == '__main__':

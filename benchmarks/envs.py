@@ -27,6 +27,7 @@ from absl import app
 from absl import flags
 
 from hgpo_jax import types
+from hgpo_jax import whole_file
 from hgpo_jax.envs import alfworld
 from hgpo_jax.envs import pool as pool_lib
 
@@ -269,6 +270,8 @@ def main(argv: Sequence[str]) -> None:
     (work / f'{flags.FLAGS.part}.json').write_text(json.dumps(found))
     os._exit(0)  # The native library must not be unloaded.
   spec('none').check()
+  if flags.FLAGS.out:
+    whole_file.check(flags.FLAGS.out, '--out')
   found = {'machine': f'{platform.machine()}, {os.cpu_count()} cores'}
   with tempfile.TemporaryDirectory() as work:
     for part in PARTS:
@@ -288,13 +291,17 @@ def define_flags() -> None:
   flags.DEFINE_string(
       'data', '', 'As OfficialGames.folder; generated games if empty.'
   )
-  flags.DEFINE_integer('games', 16, 'Games, of all task types.')
-  flags.DEFINE_integer('group', 8, 'Environments of each game.')
-  flags.DEFINE_integer('steps', 50, 'Commands to each environment.')
-  flags.DEFINE_integer('workers', 2, 'Processes of our pool.')
-  flags.DEFINE_integer('stock_envs', 4, 'Stock environments.')
-  flags.DEFINE_integer('stock_steps', 15, 'Commands to each.')
-  flags.DEFINE_integer('resets', 500, 'Resets of the memory test.')
+  flags.DEFINE_integer('games', 16, 'Games, of all task types.', lower_bound=1)
+  flags.DEFINE_integer('group', 8, 'Environments of each game.', lower_bound=1)
+  flags.DEFINE_integer(
+      'steps', 50, 'Commands to each environment.', lower_bound=1
+  )
+  flags.DEFINE_integer('workers', 2, 'Processes of our pool.', lower_bound=1)
+  flags.DEFINE_integer('stock_envs', 4, 'Stock environments.', lower_bound=1)
+  flags.DEFINE_integer('stock_steps', 15, 'Commands to each.', lower_bound=1)
+  flags.DEFINE_integer(
+      'resets', 500, 'Resets of the memory test.', lower_bound=1
+  )
   flags.DEFINE_string('out', '', 'JSON file to write the numbers to.')
   flags.DEFINE_string('part', '', 'Internal: what this process plays.')
   flags.DEFINE_string('work', '', 'Internal: folder shared by the parts.')

@@ -31,6 +31,7 @@ import numpy as np
 from benchmarks import compiled
 from benchmarks import decoding
 from hgpo_jax import types
+from hgpo_jax import whole_file
 from hgpo_jax.learner import arrays
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import train_state
@@ -246,6 +247,8 @@ def measure(size: Size, minutes: float) -> dict[str, Any]:
 
 def main(argv: Sequence[str]) -> None:
   del argv
+  if flags.FLAGS.out:
+    whole_file.check(flags.FLAGS.out, '--out')
   found = measure(TINY if flags.FLAGS.tiny else REAL, flags.FLAGS.minutes)
   print(_table(found))
   if flags.FLAGS.out:
@@ -255,7 +258,9 @@ def main(argv: Sequence[str]) -> None:
 def define_flags() -> None:
   """Not at import: other programs have flags of these names."""
   flags.DEFINE_bool('tiny', False, 'A tiny model in float32, for any machine.')
-  flags.DEFINE_float('minutes', 4.0, 'Begin no model after so many.')
+  flags.DEFINE_float(
+      'minutes', 4.0, 'Begin no model after so many.', lower_bound=0
+  )
   flags.DEFINE_string('out', '', 'JSON file to write the numbers to.')
 
 

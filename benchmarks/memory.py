@@ -238,15 +238,17 @@ def _print_rollouts() -> None:
     )
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
   flags.DEFINE_string('model', '', 'Only this model.')
   flags.DEFINE_string('mesh', '', 'Only this mesh, in this process, as JSON.')
-  flags.DEFINE_integer('layers', 0, 'Compile so many layers; 0 for all.')
+  flags.DEFINE_integer(
+      'layers', 0, 'Compile so many layers; 0 for all.', lower_bound=0
+  )
   flags.DEFINE_string('rollout', '', 'With --mesh: the sampler on this mesh.')
   flags.DEFINE_bool('int8', False, "The sampler's kernels are in int8.")
   flags.DEFINE_bool('verbose', False, 'Show what the compiler says.')
 
 
 if __name__ == '__main__':
-  _define_flags()
+  define_flags()
   app.run(main)

@@ -203,6 +203,9 @@ def define_flags() -> None:
       'out', 'runs/quickstart-seeds', 'Folder that holds a run folder a seed.'
   )
   flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds, by commas.')
+  flags.register_validator(
+      'seeds', lambda given: all(map(str.isdecimal, given)), 'expected numbers'
+  )
   flags.DEFINE_string('gin_file', 'runs/quickstart.gin', 'What to train.')
   flags.DEFINE_multi_string(
       'gin_bindings', [], 'Bindings for every seed; repeatable.'

@@ -211,11 +211,19 @@ def table(rounds: dict[str, dict[str, list[dict[str, float]]]]) -> str:
   return '\n'.join(lines)
 
 
-def _define_flags() -> None:
+def define_flags() -> None:
   flags.DEFINE_string('out', '/tmp/sampler', 'Where models and environments go')
-  flags.DEFINE_integer('rounds', 3, 'Rounds of each workload and side')
+  flags.DEFINE_integer(
+      'rounds', 3, 'Rounds of each workload and side', lower_bound=1
+  )
   flags.DEFINE_list('sides', list(SIDES), 'Which sides to run')
   flags.DEFINE_list('workloads', list(WORKLOADS), 'Which workloads to run')
+  for name, known in (('sides', SIDES), ('workloads', WORKLOADS)):
+    flags.register_validator(
+        name,
+        lambda given, known=known: set(given) <= set(known),
+        f'expected some of {", ".join(known)}',
+    )
   flags.DEFINE_string('serve', '', 'Serve our side with this model folder')
 
 
@@ -244,5 +252,5 @@ def main(unused_argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  _define_flags()
+  define_flags()
   app.run(main)

@@ -30,6 +30,7 @@ from benchmarks import sampler
 from benchmarks import update_torch as measure
 from benchmarks import update_tunix
 from hgpo_jax import types
+from hgpo_jax import whole_file
 from hgpo_jax.learner import optimizer as optimizer_lib
 from hgpo_jax.learner import train_state
 from hgpo_jax.learner import update as update_lib
@@ -184,6 +185,8 @@ def main(argv: Sequence[str]) -> None:
     work = pathlib.Path(values.work)
     (work / 'ours.json').write_text(json.dumps(part_ours(work)))
     return
+  if values.out:
+    whole_file.check(values.out, '--out')
   found = {}
   with tempfile.TemporaryDirectory() as name:
     work = pathlib.Path(name)
@@ -227,11 +230,20 @@ def _run(peer: str, work: pathlib.Path) -> dict[str, Any]:
 
 def define_flags() -> None:
   """Not at import: other programs have flags of these names."""
-  flags.DEFINE_integer('batch', 32, 'Rows.')
-  flags.DEFINE_integer('length', 320, 'Tokens of a row.')
-  flags.DEFINE_integer('response', 64, 'Of them, the last so many are scored.')
-  flags.DEFINE_integer('repeats', 3, 'Updates that are timed, after two more.')
+  flags.DEFINE_integer('batch', 32, 'Rows.', lower_bound=1)
+  flags.DEFINE_integer('length', 320, 'Tokens of a row.', lower_bound=1)
+  flags.DEFINE_integer(
+      'response', 64, 'Of them, the last so many are scored.', lower_bound=1
+  )
+  flags.DEFINE_integer(
+      'repeats', 3, 'Updates that are timed, after two more.', lower_bound=1
+  )
   flags.DEFINE_list('peers', list(PEERS), 'Whom to compare with.')
+  flags.register_validator(
+      'peers',
+      lambda given: set(given) <= set(PEERS),
+      f'expected some of {", ".join(PEERS)}',
+  )
   flags.DEFINE_string(
       'environments',
       str(pathlib.Path(tempfile.gettempdir()) / 'hgpo_bench'),

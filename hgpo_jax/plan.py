@@ -151,7 +151,9 @@ def _workload(slice_: devices.Slice) -> workload.Workload:
 
 def _refuse_flags_of_no_run() -> None:
   """A flag that the run's own value would silently win over."""
-  given = [f'--{flag.name}' for flag in _ALONE if flags.FLAGS[flag.name].present]
+  given = [
+      f'--{flag.name}' for flag in _ALONE if flags.FLAGS[flag.name].present
+  ]
   if given:
     raise ValueError(
         f'{", ".join(given)}: with --gin_file that is the run\'s own; bind its'

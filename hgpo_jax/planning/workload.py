@@ -171,7 +171,9 @@ class Workload:
   def _check_counts(self) -> None:
     for name in _COUNTS:
       if getattr(self, name) < 1:
-        raise ValueError(f'{name} is {getattr(self, name)}; expected at least 1')
+        raise ValueError(
+            f'{name} is {getattr(self, name)}; expected at least 1'
+        )
     if self.prefill_tokens % self.prefill_block:
       raise ValueError(
           f'prefill_tokens is {self.prefill_tokens}; expected a multiple of'
