@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import math
 import os
 
 import jax
@@ -126,9 +127,10 @@ def _resampling(spec: spec_lib.Experiment) -> list[str]:
 def _ahead(spec: spec_lib.Experiment) -> list[str]:
   if not spec.rollout_lag:
     return []
-  kept = spec.save_every - 1
+  # All but those behind the start and behind a checkpoint.
+  kept = spec.iterations - math.ceil(spec.iterations / spec.save_every)
   return [
-      f'ahead        {kept} of {spec.save_every} iterations are played while'
+      f'ahead        {kept} of {spec.iterations} iterations are played while'
       ' the one before is learned from, by the policy before that'
   ]
 

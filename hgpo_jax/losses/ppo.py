@@ -86,6 +86,11 @@ class PPOLoss:
           f'PPOLoss.clip_low is {self.clip_low}, expected at most 1: a ratio'
           ' is never below 0'
       )
+    if 0.0 < self.tis_clip < 1.0:
+      raise ValueError(
+          f'PPOLoss.tis_clip is {self.tis_clip}, expected 0 for none or at least'
+          ' 1: below 1 it weighs down tokens on which the two agree'
+      )
     if self.dual_clip and not 1.0 + self.clip_high < self.dual_clip < math.inf:
       raise ValueError(
           f'PPOLoss.dual_clip is {self.dual_clip}, expected 0 for none or a'

@@ -312,11 +312,19 @@ def test_what_does_not_correct_for_the_lag_is_refused(
 
 
 def test_the_arithmetic_tells_what_is_played_ahead(policy, one_device, capsys):
-  assert not runs.main(*runs.arguments(policy, None, *SAMPLER), '--dry_run')
-  assert (
-      'ahead        1 of 2 iterations are played while the one before is'
-      ' learned from, by the policy before that'
-  ) in capsys.readouterr().out
+  for iterations, save_every in ((4, 2), (7, 3), (1, 2), (4, 100)):
+    bindings = (
+        *SAMPLER,
+        f'Experiment.iterations = {iterations}',
+        f'Experiment.save_every = {save_every}',
+    )
+    assert not runs.main(*runs.arguments(policy, None, *bindings), '--dry_run')
+    spec = runs.load(policy, *bindings)
+    lags = sum(schedule.lag(spec, i) for i in range(iterations))
+    assert (
+        f'ahead        {lags} of {iterations} iterations are played while the'
+        ' one before is learned from, by the policy before that'
+    ) in capsys.readouterr().out
 
 
 def test_an_error_that_another_hides_is_told(policy, monkeypatch):

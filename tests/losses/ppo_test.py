@@ -211,6 +211,7 @@ def test_runs_inside_jit():
         ({'kl_coef': np.inf}, 'PPOLoss.kl_coef: got inf'),
         ({'kl_kind': 'k4'}, "PPOLoss.kl_kind is 'k4', expected one of"),
         ({'aggregation': 'mean'}, "aggregation is 'mean', expected one of"),
+        ({'tis_clip': 0.5}, 'tis_clip is 0.5, expected 0 for none or at least'),
         ({'dual_clip': 1.1}, r'dual_clip is 1.1, expected 0 for none or a nu'),
         ({'norm_length': -5}, "norm_length is -5 with aggregation 'token-m"),
         ({'norm_length': 5}, "norm_length is 5 with aggregation 'token-mean'"),
