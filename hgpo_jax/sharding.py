@@ -178,10 +178,19 @@ def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
   return math.prod(mesh.shape[axis] for axis in RULES[logical_axis])
 
 
-def splits(logical_axis: str) -> bool:
-  """Whether the mesh in force, if any, splits a logical axis."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return not mesh.empty and ways(mesh, logical_axis) > 1
+def parts(
+    logical_axis: str, size: int, mesh: jax.sharding.Mesh | None = None
+) -> int:
+  """Into how many parts an axis is split; 1 where that is left whole.
+
+  Args:
+    logical_axis: its name.
+    size: its size; what the mesh does not divide is left whole.
+    mesh: by default the one in force, if any.
+  """
+  mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+  count = 1 if mesh.empty else ways(mesh, logical_axis)
+  return 1 if size % count else count
 
 
 def check_divides(
