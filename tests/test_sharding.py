@@ -228,7 +228,7 @@ _MESHES = [
 # Meshes for sampling: what the training mesh makes, one of other factors, and
 # one whose decoding gathers weights.
 _ROLLOUTS = (None, sharding.RolloutMesh(tensor=4), sharding.Mesh(2, 4, 1))
-_SPEC = sampler.Sampler(6, (8,), (4,), (16,), prefill_block=8)
+_SPEC = sampler.Sampler(6, (8,), (4,), (8,), prefill_block=2)
 # Unoptimized machine code is made faster than it would be run faster.
 _quickly = functools.partial(
     jax.jit, compiler_options={'xla_backend_optimization_level': 0}
@@ -399,35 +399,10 @@ def test_the_engine_of_a_mesh_answers_as_that_of_one_device(mesh, split):
   spec = sharding.RolloutMesh(tensor=4) if split else None
   with jax.set_mesh(mesh):
     found = answers(_put(params, mesh), sharding.rollout_mesh(mesh, spec))
+  # Of four shares some have no block left while others have.
+  blocks_B = -(-(length_B - 1) // _SPEC.prefill_block)
+  assert blocks_B[:4].min() < blocks_B[:4].max()
   assert len({tuple(one.ids) for one in expected}) > 4
-  _check_equal(found, expected)
-
-
-def test_long_prompts_of_few_shares_are_read_by_them_alone():
-  # Eight rows and shares, prompts in three of them, of up to four blocks.
-  mesh = sharding.Mesh(data=8).make_mesh()
-  spec = sampler.Sampler(6, (40,), (8,), (16, 64), prefill_block=8)
-  params, _, (_, _, keys_BK) = _asked()
-  tokens = np.random.default_rng(2).integers(4, 64, 40)
-  prompts = [tokens[:30], tokens[3:5], tokens[20:]]
-
-  def answers(params, mesh=None):
-    bound = spec.bind(_WIDE, (3,), mesh)
-    weights = bound.prepare(params)
-    return bound.generate(weights, prompts, keys_BK[:3], 1.0), bound.counts
-
-  expected, alone = answers(params)
-  with jax.set_mesh(mesh):
-    found, counts = answers(
-        _put(params, mesh), sharding.rollout_mesh(mesh)
-    )
-  _check_equal(found, expected)
-  # 4 + 1 + 3 blocks: eight at once, or of each share one at a time.
-  assert (alone['prefill_calls'], counts['prefill_calls']) == (1, 4)
-  assert alone['prefilled_tokens'] == counts['prefilled_tokens'] == 49
-
-
-def _check_equal(found, expected):
   for one, other in zip(found, expected, strict=True):
     np.testing.assert_array_equal(one.ids, other.ids)
     np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-5)

@@ -39,6 +39,7 @@ _COLLECTIVES = (
 _extend = functools.partial(
     jax.jit, compiler_options={'xla_backend_optimization_level': 0}
 )(_MODEL.extend)
+_made = jax.jit(lambda key: _MODEL.decode_params(_MODEL.init(key)))
 
 
 def _mesh(data: int, tensor: int = 1) -> jax.sharding.Mesh:
@@ -47,7 +48,7 @@ def _mesh(data: int, tensor: int = 1) -> jax.sharding.Mesh:
 
 @functools.cache
 def _weights(mesh: jax.sharding.Mesh | None = None):
-  weights = _MODEL.decode_params(_MODEL.init(jax.random.key(0)))
+  weights = _made(jax.random.key(0))
   if mesh is None:
     return weights
   where = sharding.param_shardings(mesh, _MODEL.decode_axes())
