@@ -8,7 +8,7 @@ shardings, `constrain` pins them where propagation would lose them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
@@ -191,6 +191,21 @@ def parts(
   mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
   count = 1 if mesh.empty else ways(mesh, logical_axis)
   return 1 if size % count else count
+
+
+def apart(
+    function: Callable[..., Any], logical_axis: str
+) -> Callable[..., Any]:
+  """Does what `function` does in each part of the mesh alone.
+
+  Axis 0 of what it takes and gives is the logical axis, which the mesh in force
+  splits into equal parts. Other axes are left to the compiler.
+  """
+  names = RULES[logical_axis]
+  split = spec((logical_axis,))
+  return jax.shard_map(
+      function, in_specs=split, out_specs=split, axis_names=frozenset(names)
+  )
 
 
 def check_divides(

@@ -57,8 +57,7 @@ def read(x_SKyz: jax.Array, row_N: jax.Array) -> jax.Array:
   if shares == 1:
     return x_SKyz[row_N]
   pick = lambda x, row: x[row]
-  picked = jax.vmap(pick)(_apart(x_SKyz, shares), _apart(row_N, shares))
-  return picked.reshape(-1, *x_SKyz.shape[1:])
+  return sharding.apart(pick, 'batch')(x_SKyz, row_N)
 
 
 def write(
@@ -92,9 +91,8 @@ def write(
   if row_N is None or shares == 1:
     row_N = jnp.arange(len(place_NC)) if row_N is None else row_N
     return _put(k_SKhA, v_SKAh, k_NCKh, v_NCKh, row_N, place_NC)
-  args = k_SKhA, v_SKAh, k_NCKh, v_NCKh, row_N, place_NC
-  k, v = jax.vmap(_put)(*(_apart(x, shares) for x in args))
-  return k.reshape(k_SKhA.shape), v.reshape(v_SKAh.shape)
+  put = sharding.apart(_put, 'batch')
+  return put(k_SKhA, v_SKAh, k_NCKh, v_NCKh, row_N, place_NC)
 
 
 def _put(
@@ -111,8 +109,3 @@ def _put(
       at(k_SKhA, every, every).set(k_NCKh, mode='drop'),
       at(v_SKAh, every).set(v_NCKh, mode='drop'),
   )
-
-
-def _apart(x: jax.Array, shares: int) -> jax.Array:
-  """With an axis of shares in front, which the mesh splits."""
-  return x.reshape(shares, -1, *x.shape[1:])
