@@ -25,11 +25,6 @@ def shared(mesh: jax.sharding.Mesh | None, *args: object) -> Compiled:
   return Compiled(*args, mesh=mesh)
 
 
-def blocks_of(blocks: Sequence[int], shares: int) -> tuple[int, ...]:
-  """Numbers of blocks, each with as many for every share."""
-  return tuple(sorted({-(-n // shares) * shares for n in blocks}))
-
-
 class Compiled:
   """Programs of one model; every call uses up the cache that it is given.
 
@@ -75,7 +70,7 @@ class Compiled:
     self.rows = rows
     self.entries = entries
     self.shares = sharding.parts('batch', rows[-1], mesh)
-    self.blocks = blocks_of(blocks, self.shares)
+    self.blocks = _blocks_of(blocks, self.shares)
     self.block = block
     self.copied = min(_COPIED, self.rows[-1])
     self.admissible = admissible
@@ -158,3 +153,8 @@ class Compiled:
         return compiled(*args)
 
     return run
+
+
+def _blocks_of(blocks: Sequence[int], shares: int) -> tuple[int, ...]:
+  """Numbers of blocks, each with as many for every share."""
+  return tuple(sorted({-(-n // shares) * shares for n in blocks}))
