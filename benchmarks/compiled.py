@@ -207,7 +207,7 @@ def sampler_programs(
     params: shapes of the weights that are decoded with, and their places.
   """
   cache = _outputs(lambda: model.init_cache(work.sampler_rows, work.entries))
-  count, of = work.prefill_tokens // work.prefill_block, jax.ShapeDtypeStruct
+  count, of = work.prefill_blocks, jax.ShapeDtypeStruct
   tokens_NC = of((count, work.prefill_block), jnp.int32)
   which_N = of((count,), jnp.int32)
   prefill = functools.partial(programs.prefill, model)

@@ -8,7 +8,7 @@ shardings, `constrain` pins them where propagation would lose them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import math
@@ -178,10 +178,34 @@ def ways(mesh: jax.sharding.Mesh, logical_axis: str) -> int:
   return math.prod(mesh.shape[axis] for axis in RULES[logical_axis])
 
 
-def splits(logical_axis: str) -> bool:
-  """Whether the mesh in force, if any, splits a logical axis."""
-  mesh = jax.sharding.get_abstract_mesh()
-  return not mesh.empty and ways(mesh, logical_axis) > 1
+def parts(
+    logical_axis: str, size: int, mesh: jax.sharding.Mesh | None = None
+) -> int:
+  """Into how many parts an axis is split; 1 where that is left whole.
+
+  Args:
+    logical_axis: its name.
+    size: its size; what the mesh does not divide is left whole.
+    mesh: by default the one in force, if any.
+  """
+  mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+  count = 1 if mesh.empty else ways(mesh, logical_axis)
+  return 1 if size % count else count
+
+
+def apart(
+    function: Callable[..., Any], logical_axis: str
+) -> Callable[..., Any]:
+  """Does what `function` does in each part of the mesh alone.
+
+  Axis 0 of what it takes and gives is the logical axis, which the mesh in force
+  splits into equal parts. Other axes are left to the compiler.
+  """
+  names = RULES[logical_axis]
+  split = spec((logical_axis,))
+  return jax.shard_map(
+      function, in_specs=split, out_specs=split, axis_names=frozenset(names)
+  )
 
 
 def check_divides(

@@ -95,6 +95,11 @@ class LanguageModel(Protocol):
     Prefill runs blocks of prompts, several of them a row if need be; decoding
     runs one token of each row (C = 1).
 
+    Where the mesh in force splits the rows of the cache into shares, the blocks
+    of `row_N` are as many equal parts, and those of a part are for rows of one
+    share: nothing of the cache goes from one share to another. What fills up a
+    part starts past the last entry.
+
     Args:
       params: best from `decode_params`.
       cache: what the rows hold.
@@ -104,7 +109,11 @@ class LanguageModel(Protocol):
 
     Returns:
       (final normed hidden states [N, C, D], cache). A token past the last
-      entry is not written, and its hidden state is NaN.
+      entry, or for a row of another share, is not written, and its hidden
+      state is NaN.
+
+    Raises:
+      ValueError: the shares do not divide N.
     """
 
   def logical_axes(self) -> Any:

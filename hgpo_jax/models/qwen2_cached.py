@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from hgpo_jax import sharding
 from hgpo_jax.models import base
+from hgpo_jax.models import cache_rows
 from hgpo_jax.models import layers
 from hgpo_jax.models import lora
 from hgpo_jax.models import quantize
@@ -125,9 +126,10 @@ def extend(
     row_N: jax.Array | None,
 ) -> tuple[jax.Array, base.KVCache]:
   """See `base.LanguageModel.extend`."""
+  rows, _, entries, _ = cache.v[0].shape
+  if row_N is not None:
+    row_N, start_N = cache_rows.in_share(row_N, start_N, rows, entries)
   place_NC = start_N[:, None] + jnp.arange(tokens_NC.shape[1])
-  entries = cache.v[0].shape[2]
-  mask_NCA = jnp.arange(entries) <= place_NC[:, :, None]
   rotary = layers.rotary_angles(config, place_NC)
   x_NCD = params['embed']['embedding'][tokens_NC].astype(dtype)
   keys, values = [], []
@@ -136,13 +138,14 @@ def extend(
         x_NCD, layer['attention_norm']['scale'], config.rms_norm_eps
     )
     q, k_new, v_new = _project(layer['qkv'], config, normed, rotary)
-    k, v = _write(k, v, k_new, v_new, row_N, place_NC)
+    k, v = cache_rows.write(k, v, k_new, v_new, row_N, place_NC)
     keys.append(k)
     values.append(v)
     if row_N is None:
+      mask_NCA = jnp.arange(entries) <= place_NC[:, :, None]
       out = _attend(q, k[: len(q)], v[: len(q)], mask_NCA)
     else:
-      out = _attend_to_rows(q, k, v, row_N, mask_NCA)
+      out = _attend_to_rows(q, k, v, row_N, place_NC)
     x_NCD = x_NCD + _dot('nci,id->ncd', out, layer['o']['kernel'])
     x_NCD = _constrain(x_NCD + _mlp(layer, config, x_NCD))
   hidden = layers.rms_norm(
@@ -152,37 +155,6 @@ def extend(
   inside_NC1 = place_NC[:, :, None] < entries
   hidden = jnp.where(inside_NC1, hidden, jnp.nan)
   return hidden, constrain(base.KVCache(tuple(keys), tuple(values)))
-
-
-def _write(
-    k_SKhA: jax.Array,
-    v_SKAh: jax.Array,
-    k_NCKh: jax.Array,
-    v_NCKh: jax.Array,
-    row_N: jax.Array | None,
-    place_NC: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
-  """The cache with new entries; those past the end of a row are dropped."""
-  if (
-      row_N is None
-      and len(place_NC) == len(k_SKhA)
-      and sharding.splits('batch')
-  ):
-    # Each row writes to itself, which the compiler sees of a batched write
-    # alone: of the other it gathers what is written. On CPU that one is faster.
-    put_k = lambda old, new, place: old.at[:, :, place].set(new, mode='drop')
-    put_v = lambda old, new, place: old.at[:, place].set(new, mode='drop')
-    return (
-        jax.vmap(put_k)(k_SKhA, k_NCKh.transpose(0, 2, 3, 1), place_NC),
-        jax.vmap(put_v)(v_SKAh, v_NCKh.swapaxes(1, 2), place_NC),
-    )
-  row_N = jnp.arange(len(place_NC)) if row_N is None else row_N
-  at = lambda x, *middle: x.at[row_N[:, None], *middle, place_NC]
-  every = slice(None)
-  return (
-      at(k_SKhA, every, every).set(k_NCKh, mode='drop'),
-      at(v_SKAh, every).set(v_NCKh, mode='drop'),
-  )
 
 
 def _by_kv_head(
@@ -228,22 +200,24 @@ def _attend_to_rows(
     k_SKhA: jax.Array,
     v_SKAh: jax.Array,
     row_N: jax.Array,
-    mask_NCA: jax.Array,
+    place_NC: jax.Array,
 ) -> jax.Array:
   """`_attend` of blocks to their rows; to half the entries if that is enough.
 
-  Early blocks of prompts see few entries, and are many.
+  Early blocks of prompts see few entries, and are many. Those past the end are
+  of no account, whatever they see.
   """
   entries = k_SKhA.shape[3]
   half = -(-entries // 2 // _UNIT) * _UNIT
 
   def attend(count):
-    k, v = k_SKhA[..., :count], v_SKAh[:, :, :count]
-    return _attend(q_NCKGh, k[row_N], v[row_N], mask_NCA[..., :count])
+    k = cache_rows.read(k_SKhA[..., :count], row_N)
+    v = cache_rows.read(v_SKAh[:, :, :count], row_N)
+    return _attend(q_NCKGh, k, v, jnp.arange(count) <= place_NC[:, :, None])
 
   if half >= entries:
     return attend(entries)
-  beyond = mask_NCA[:, :, half].any()
+  beyond = ((place_NC >= half) & (place_NC < entries)).any()
   return jax.lax.cond(beyond, lambda: attend(entries), lambda: attend(half))
 
 

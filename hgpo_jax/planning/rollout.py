@@ -131,16 +131,14 @@ def laying_out(work: workload.Workload, platform: str) -> dict[str, float]:
 def _prefill(work: workload.Workload, platform: str) -> dict[str, float]:
   """Blocks of prompts; the last layer has only its keys and values made."""
   m, tensor = work.model, work.sampled_on[2]
-  blocks = work.prefill_tokens / work.prefill_block
-  a_share = work.prefill_tokens / work.sampler_shares
+  blocks = work.prefill_blocks / work.sampler_shares
+  a_share = blocks * work.prefill_block
   numbers = work.width * work.entries / tensor
   seen = blocks * 2 * m.num_kv_heads * m.head_dim * numbers
   scores = a_share * m.num_heads * work.entries * _FLOAT32 / tensor
   residual = a_share * m.hidden_size * work.width
   mlp = a_share * m.intermediate_size * work.width / tensor
-  # Of a cache that is split, every device gets the rows of all blocks.
-  split = work.sampler_shares > 1
-  attending = 2 * seen if split else seen / 2 + 2 * scores
+  attending = seen / 2 + 2 * scores
   found = {
       'prompt activations': max(attending + 2 * residual, 3 * mlp + residual)
   }

@@ -113,8 +113,7 @@ def seconds(
 def prefill_calls(work: workload.Workload) -> int:
   """Full ones, whose blocks hold all tokens of all prompts but the last."""
   blocks = math.ceil((work.prompt - 1) / work.prefill_block)
-  a_call = work.prefill_tokens // work.prefill_block
-  return math.ceil(work.total_steps * blocks / a_call)
+  return math.ceil(work.total_steps * blocks / work.prefill_blocks)
 
 
 def decode_steps(work: workload.Workload) -> int:
@@ -210,21 +209,20 @@ def _sync(work: workload.Workload, rate: _Rate) -> float:
 
 
 def _prefill(work: workload.Workload, rate: _Rate) -> float:
-  """Full calls; each reads the weights, and the rows that it attends to."""
+  """Full calls; each reads the weights, and the rows that it attends to.
+
+  Every share computes as many blocks, of its own rows.
+  """
   m, (_, fsdp, tensor) = work.model, work.sampled_on
-  shares, size = work.sampler_shares, rollout.weights(work)
-  blocks = work.prefill_tokens // work.prefill_block
-  # Blocks that the shares do not divide are computed by every share.
-  tokens = work.prefill_tokens / (1 if blocks % shares else shares)
-  seen = _attended(work)
+  size, seen = rollout.weights(work), _attended(work)
+  blocks = work.prefill_blocks // work.sampler_shares
+  tokens = blocks * work.prefill_block
   rows = blocks * seen * rollout.token_bytes(work)
   scores = _SCORE_PASSES * 4 * tokens * m.num_layers * m.num_heads * seen
   flops = forward_flops(work, tokens, seen) / tensor
   a_call = max(flops / rate.flops, size.layers / rate.bytes)
   a_call += (_ROW_PASSES * rows + scores / tensor) / rate.bytes
-  # Nothing hides the links: what they bring is waited for. Each device gets all
-  # rows of the call, as a sum over those that have them.
-  a_call += m.num_layers * rate.sum_over(shares, rows / m.num_layers)
+  # Nothing hides the links: what they bring is waited for.
   a_call += 2 * m.num_layers * rate.reduce(tokens, tensor)
   a_call += rate.gather(size.layers, fsdp)
   return prefill_calls(work) * a_call

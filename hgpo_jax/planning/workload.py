@@ -119,6 +119,12 @@ class Workload:
     return self.sampled_on[0] * self.sampled_on[1]
 
   @property
+  def prefill_blocks(self) -> int:
+    """Of one call, as `rollout.compiled` rounds them: each share as many."""
+    blocks = self.prefill_tokens // self.prefill_block
+    return -(-blocks // self.sampler_shares) * self.sampler_shares
+
+  @property
   def width(self) -> int:
     """Bytes of a number in the compute dtype."""
     return BYTES[self.compute_dtype]

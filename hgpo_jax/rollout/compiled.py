@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import functools
 import itertools
 from typing import Any
@@ -34,7 +34,9 @@ class Compiled:
     rows: numbers of rows that decoding computes, increasing; the last is the
       number of rows of the cache.
     entries: numbers of entries that the cache may have, increasing.
-    blocks: numbers of blocks that prefill computes, increasing.
+    shares: into how many parts the mesh splits the rows of the cache.
+    blocks: numbers of blocks that prefill computes, increasing; as many for
+      each share.
     block: tokens of a block.
     copied: rows that one copy computes.
     admissible: (sequences, tokens) that a row is bound to at most; (0, 0)
@@ -60,13 +62,15 @@ class Compiled:
       model: functions of the model.
       stop_ids: ids that end a response.
       steps: tokens of a chunk of decoding at most.
-      rows, entries, blocks, block, admissible: see above.
+      rows, entries, block, admissible: see above.
+      blocks: likewise; made multiples of the shares, and no more of them.
       mesh: where weights are laid out, whichever mesh they come from, and
         rows are sampled; None for one device.
     """
     self.rows = rows
     self.entries = entries
-    self.blocks = blocks
+    self.shares = sharding.parts('batch', rows[-1], mesh)
+    self.blocks = _blocks_of(blocks, self.shares)
     self.block = block
     self.copied = min(_COPIED, self.rows[-1])
     self.admissible = admissible
@@ -149,3 +153,8 @@ class Compiled:
         return compiled(*args)
 
     return run
+
+
+def _blocks_of(blocks: Sequence[int], shares: int) -> tuple[int, ...]:
+  """Numbers of blocks, each with as many for every share."""
+  return tuple(sorted({-(-n // shares) * shares for n in blocks}))

@@ -55,7 +55,8 @@ class Engine:
     self._params = params
     self._stop_ids = frozenset(stop_ids)
     self._counts = counts
-    self._slots = slots_lib.Slots(count, compiled.entries[-1])
+    shares = compiled.shares
+    self._slots = slots_lib.Slots(count, compiled.entries[-1], shares)
     self._rows = requests.empty_rows(count, compiled.admissible)
     self._cache: base.KVCache | None = None
     self._entries = 0
@@ -239,12 +240,21 @@ class Engine:
       )
 
   def _prefill(self, blocks: Sequence[_Block]) -> None:
-    sizes = self._programs.blocks
-    while blocks:
-      size = _fitting(sizes, len(blocks))
-      some, blocks = list(blocks[:size]), blocks[size:]
-      # So does computing a block once more.
-      some += some[-1:] * (size - len(some))
+    """Computes blocks; in each call as many of every share of the rows."""
+    sizes, shares = self._programs.blocks, self._programs.shares
+    rows = self._programs.rows[-1] // shares
+    queues = [
+        [block for block in blocks if block.slot // rows == share]
+        for share in range(shares)
+    ]
+    while longest := max(map(len, queues)):
+      size = _fitting(sizes, shares * longest) // shares
+      some: list[_Block] = []
+      for share, queue in enumerate(queues):
+        part, queues[share] = queue[:size], queue[size:]
+        # So does computing a block once more, or one past the end.
+        fill = part[-1] if part else self._nothing(share * rows)
+        some += [*part, *[fill] * (size - len(part))]
       self._counts['prefill_calls'] += 1
       self._cache = self._programs.prefill(
           self._params,
@@ -253,6 +263,11 @@ class Engine:
           np.asarray([block.start for block in some], np.int32),
           np.asarray([block.slot for block in some], np.int32),
       )
+
+  def _nothing(self, slot: int) -> _Block:
+    """A block past the end of its row, which is not written."""
+    tokens_C = np.zeros(self._programs.block, np.int32)
+    return _Block(tokens_C, self._entries, slot)
 
 
 @dataclasses.dataclass

@@ -41,7 +41,8 @@ class Sampler:
       when few are left, at the price of other rounding. On a mesh, multiples
       of its data axes.
     prefill_tokens: numbers of prompt tokens that one call computes,
-      increasing, multiples of `prefill_block`.
+      increasing, multiples of `prefill_block`. On a mesh every data-parallel
+      share computes as many blocks: numbers of blocks are rounded up.
     prefill_block: prompts are computed in blocks of so many tokens.
     chunk_steps: tokens decoded before ended rows are refilled.
     top_k: how many of the likeliest tokens may be drawn; 0 for all.

@@ -35,11 +35,14 @@ class Placement:
 class Slots:
   """The books of `count` rows of at most `entries` tokens.
 
+  Where devices have shares of them, rows not yet used are taken from each share
+  in turn: what their prompts need is computed by their share.
+
   Attributes:
     live_S: bool, rows in which a response is decoded.
   """
 
-  def __init__(self, count: int, entries: int):
+  def __init__(self, count: int, entries: int, shares: int = 1):
     self.live_S = np.zeros(count, bool)
     self._tokens_SA = np.zeros((count, entries), np.int32)
     self._length_S = np.zeros(count, np.int64)
@@ -47,7 +50,8 @@ class Slots:
     # them in rounding, so they serve their own session only: what others get
     # must not depend on who was there before.
     self._pure_S = np.zeros(count, np.int64)
-    self._used_S = np.zeros(count, np.int64)
+    # Before any time, in the order in which they are to be taken.
+    self._used_S = np.arange(count) % (count // shares) - count
     # Sessions are numbered; 0 is nobody.
     self._owner_S = np.zeros(count, np.int64)
     self._sessions: dict[Hashable, int] = {}

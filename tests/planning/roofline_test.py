@@ -104,21 +104,24 @@ def test_sampling_on_eight_devices_by_hand():
     assert seconds.prefill_calls == 50 * 128 * 16 / 64
 
 
-def test_prompts_bring_rows_of_the_cache_to_every_share():
+def test_each_share_reads_the_prompts_of_its_own_rows():
   work = dataclasses.replace(_WORK, mesh=(8, 1, 1), prefill_tokens=256)
-  alone = dataclasses.replace(work, mesh=(1, 1, 1))
-  linked = roofline.seconds(work, _DEVICE, _ALL).prefill
-  free = dataclasses.replace(_DEVICE, link_gbs=1e9)
-  apart = roofline.seconds(work, free, roofline.Efficiency(1, 1, 0)).prefill
-  calls = roofline.prefill_calls(work)
+  alone = dataclasses.replace(_WORK, prefill_tokens=32)
+  one = roofline.seconds(alone, _DEVICE, _ALL).prefill
+  every = roofline.seconds(work, _DEVICE, _ALL).prefill
+  assert every == pytest.approx(one / 8)
+  # One block a call, and half of the entries or all: weights, then rows that
+  # are read, copied and read, then scores.
   seen = 1024 - 512 * 512 / 896
-  rows = 8 * seen * 28 * 1024 * 2 * 7 / 8 / 50e9 + 28 * 6e-6
-  assert linked - apart == pytest.approx(calls * rows, rel=1e-3)
-  assert apart > roofline.seconds(alone, free, _ALL).prefill / 8
-  # Blocks that the shares do not divide are computed by every one of them.
-  whole = dataclasses.replace(work, prefill_tokens=384)
-  odd = roofline.seconds(whole, free, _ALL).prefill
-  assert odd > 2 * apart
+  moved = 2 * (1.5437e9 - 1536 * 151_936)
+  moved += 3 * seen * 28 * 1024 + 4 * 4 * 32 * 28 * 12 * seen
+  assert one == pytest.approx(32 * 28 * moved / 1e12, rel=1e-3)
+  # Blocks that the shares do not divide are rounded up.
+  calls = [
+      roofline.prefill_calls(dataclasses.replace(work, prefill_tokens=n))
+      for n in (256, 384, 512)
+  ]
+  assert calls == [112, 56, 56]
 
 
 def test_int8_halves_what_a_step_reads():

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from hgpo_jax import sharding
 from hgpo_jax.rollout import compiled as compiled_lib
 from tests.learner import common
 
@@ -76,3 +77,16 @@ def test_warming_up_holds_one_cache_at_a_time(compiled, monkeypatch):
   # Both sizes of the layer that is being copied.
   layer = _size(128) / common.CONFIG.num_layers
   assert max(size for _, size in peaks) <= whole + layer
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'shares', 'blocks'),
+    [((8, 1, 1), 1, (1, 6)), ((2, 2, 2), 4, (4, 8)), ((2, 1, 4), 2, (2, 6))],
+)
+def test_every_share_of_a_mesh_has_as_many_blocks(sizes, shares, blocks):
+  # Eight parts would not divide four rows.
+  found = compiled_lib.Compiled(
+      *(common.MODEL, (3,), 2, (_ROWS,), _ENTRIES, (1, 6), 8, (0, 0)),
+      mesh=jax.sharding.AbstractMesh(sizes, sharding.MESH_AXES),
+  )
+  assert (found.shares, found.blocks) == (shares, blocks)
