@@ -3,10 +3,11 @@
   python -m hgpo_jax.plan --model=1.5b --devices=v5e-64 --mesh=fsdp=64 \\
       --rollout_mesh=tensor=2 --int8_rollout
   python -m hgpo_jax.plan --gin_file=runs/alfworld_hgpo_qwen2p5_1p5b.gin \\
+      --gin_bindings="OfficialGames.folder = 'later'" \\
       --model=1.5b --devices=h100x8
 
-With --gin_file the lengths, rows and knobs are those of the run; without, those
-of the flags. --model is a name of `models/configs.py` or a Hugging Face folder;
+With --gin_file the lengths, rows and knobs are those of the run (its games need
+a name, but are not looked at); without, those of the flags. --model is a name of `models/configs.py` or a Hugging Face folder;
 a run whose policy folder is there needs none.
 """
 

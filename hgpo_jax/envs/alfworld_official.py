@@ -87,6 +87,11 @@ class OfficialGames:
     return _root(self._given)
 
   def check(self) -> None:
+    if not pathlib.Path(self._given).expanduser().exists():
+      raise ValueError(
+          f'OfficialGames.folder = {self._given!r} does not exist; give the'
+          f' folder {_RELEASE} of the official data, or a .tar.xz of it'
+      )
     for name, expected in COUNTS.items():
       found = len(_game_paths(self.root, name))
       if not found or (found != expected and not self.any_count):

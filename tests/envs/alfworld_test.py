@@ -64,13 +64,15 @@ class TestOfficialLayout(_Conformance):
     return alfworld.AlfworldEnv(games=games, max_steps=8)
 
 
-def test_official_counts_are_checked(official_folder):
+def test_official_counts_are_checked(official_folder, tmp_path):
   games = alfworld.OfficialGames(folder=str(official_folder))
   with pytest.raises(
       ValueError, match='holds 3 games in train/, expected 3553'
   ):
     games.check()
   with pytest.raises(ValueError, match='holds 0 games'):
+    alfworld.OfficialGames(folder=str(tmp_path), any_count=True).check()
+  with pytest.raises(ValueError, match="'/nowhere' does not exist; give the"):
     alfworld.OfficialGames(folder='/nowhere', any_count=True).check()
 
 
