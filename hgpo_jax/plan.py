@@ -7,8 +7,9 @@
       --model=1.5b --devices=h100x8
 
 With --gin_file the lengths, rows and knobs are those of the run (its games need
-a name, but are not looked at); without, those of the flags. --model is a name of `models/configs.py` or a Hugging Face folder;
-a run whose policy folder is there needs none.
+a name, but are not looked at); without, those of the flags. --model is a name of
+`models/configs.py` or a Hugging Face folder; a run whose policy folder is there
+needs none.
 """
 
 from __future__ import annotations
