@@ -6,7 +6,7 @@ as the mesh has, which may be virtual ones.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import functools
 from typing import Any
 
@@ -150,12 +150,16 @@ def update_bytes(work: workload.Workload) -> dict[str, float]:
     sums = jax.tree.map(_placed, grads, where), metrics
     add = programs.add.lower(state.params, sums, None, batch, counted)
     step = programs.apply.lower(state, *sums)
-    made = {'gradient': add, 'step': step}
-    found = {}
-    for name, lowered in made.items():
-      used = lowered.compile(compiler_options=_QUICKLY).memory_analysis()
-      found[name] = used.argument_size_in_bytes + used.temp_size_in_bytes
-      found[f'{name} temporary'] = used.temp_size_in_bytes
+    return _used({'gradient': add, 'step': step})
+
+
+def _used(lowered: Mapping[str, jax.stages.Lowered]) -> dict[str, float]:
+  """Bytes of each program, arguments included, and of its temporaries."""
+  found = {}
+  for name, program in lowered.items():
+    used = program.compile(compiler_options=_QUICKLY).memory_analysis()
+    found[name] = used.argument_size_in_bytes + used.temp_size_in_bytes
+    found[f'{name} temporary'] = used.temp_size_in_bytes
   return found
 
 
@@ -187,13 +191,7 @@ def rollout_bytes(work: workload.Workload) -> dict[str, float]:
   _, params = _lay_out(work)
   mesh = params['embed']['embedding'].sharding.mesh
   with jax.set_mesh(mesh):
-    lowered = sampler_programs(model_of(work), work, params)
-    found = {}
-    for name, program in lowered.items():
-      used = program.compile(compiler_options=_QUICKLY).memory_analysis()
-      found[name] = used.argument_size_in_bytes + used.temp_size_in_bytes
-      found[f'{name} temporary'] = used.temp_size_in_bytes
-  return found
+    return _used(sampler_programs(model_of(work), work, params))
 
 
 def sampler_programs(

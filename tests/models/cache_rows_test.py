@@ -12,21 +12,9 @@ import pytest
 
 from hgpo_jax import sharding
 from hgpo_jax.models import base
-from hgpo_jax.models import qwen2
 from hgpo_jax.rollout import programs
+from tests.learner import common
 
-_MODEL = qwen2.Qwen2(
-    base.ModelConfig(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_layers=2,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=4,
-        tie_word_embeddings=True,
-    )
-)
 # Two rows a share of eight; half of the entries may be enough.
 _ROWS, _ENTRIES, _SIZE = 16, 128, 8
 _COLLECTIVES = (
@@ -46,8 +34,8 @@ def _eight_devices():
 
 _extend = functools.partial(
     jax.jit, compiler_options={'xla_backend_optimization_level': 0}
-)(_MODEL.extend)
-_made = jax.jit(lambda key: _MODEL.decode_params(_MODEL.init(key)))
+)(common.MODEL.extend)
+_made = jax.jit(lambda key: common.MODEL.decode_params(common.MODEL.init(key)))
 
 
 def _mesh(data: int, tensor: int = 1) -> jax.sharding.Mesh:
@@ -59,7 +47,7 @@ def _weights(mesh: jax.sharding.Mesh | None = None):
   weights = _made(jax.random.key(0))
   if mesh is None:
     return weights
-  where = sharding.param_shardings(mesh, _MODEL.decode_axes())
+  where = sharding.param_shardings(mesh, common.MODEL.decode_axes())
   return jax.device_put(weights, where)
 
 
@@ -68,7 +56,7 @@ def _cache(mesh: jax.sharding.Mesh | None = None) -> base.KVCache:
   drawn = np.random.default_rng(0)
   cache = jax.tree.map(
       lambda x: jnp.asarray(drawn.normal(size=x.shape), x.dtype),
-      _MODEL.init_cache(_ROWS, _ENTRIES),
+      common.MODEL.init_cache(_ROWS, _ENTRIES),
   )
   return cache if mesh is None else jax.device_put(cache, _split(mesh))
 
@@ -135,7 +123,7 @@ def test_shares_have_equally_many_blocks():
     with pytest.raises(
         ValueError, match='4 blocks .* into 8 shares; expected as many for each'
     ):
-      _MODEL.extend(_weights(), _cache(), _tokens(4), row_N, row_N)
+      common.MODEL.extend(_weights(), _cache(), _tokens(4), row_N, row_N)
 
 
 @pytest.mark.parametrize('tensor', [1, 2])
@@ -143,7 +131,7 @@ def test_prompts_bring_nothing_from_one_share_to_another(tensor):
   mesh = _mesh(8 // tensor, tensor)
   where_N = np.zeros(8, np.int32)
   prefill = jax.jit(
-      functools.partial(programs.prefill, _MODEL), donate_argnums=1
+      functools.partial(programs.prefill, common.MODEL), donate_argnums=1
   )
   with jax.set_mesh(mesh):
     compiled = prefill.lower(
