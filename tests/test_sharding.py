@@ -201,7 +201,7 @@ def test_the_split_cache_computes_the_same(mesh):
     rows = jax.device_put(args, sharding.batch_sharding(mesh))
     out, cache = jax.jit(decode)(sharding.put(params, shardings), *rows)
   # Two rows of one key/value head on each device.
-  assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 8, 6)
+  assert cache.k[0].addressable_shards[0].data.shape == (2, 1, 1, 8, 6)
   np.testing.assert_allclose(out, expected, rtol=0, atol=1e-5)
 
 

@@ -37,11 +37,13 @@ class KVCache:
   stands past the end of a row is overwritten before it is attended to. Layers
   are apart because a decode loop updates and reads separate arrays in place,
   but copies slices of a stacked one. Keys have entries last, so that both
-  products of attention are plain matrix products.
+  products of attention are plain matrix products, and stand in tiles of some
+  entries, see `cache_rows`.
 
   Attributes:
-    k: L arrays [S, K, h, A]: rows, key/value heads, head dimension, entries.
-    v: L arrays [S, K, A, h].
+    k: L arrays [S, K, T, h, E]: rows, key/value heads, tiles, head dimension,
+      entries of a tile.
+    v: L arrays [S, K, A, h], A = T * E entries.
   """
 
   k: tuple[jax.Array, ...]

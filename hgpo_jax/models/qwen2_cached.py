@@ -104,16 +104,13 @@ def init_cache(
     config: base.ModelConfig, rows: int, entries: int, dtype: Any
 ) -> base.KVCache:
   """A cache of zeros."""
-  shape = rows, config.num_kv_heads, config.head_dim, entries
-  keys = tuple(jnp.zeros(shape, dtype) for _ in range(config.num_layers))
-  values = tuple(jnp.zeros_like(k.swapaxes(2, 3)) for k in keys)
-  return constrain(base.KVCache(keys, values))
-
-
-def constrain(cache: base.KVCache) -> base.KVCache:
-  """Pins rows and heads to the axes of the mesh that split them."""
-  pin = lambda x: sharding.constrain(x, 'batch', 'kv_heads', None, None)
-  return jax.tree.map(pin, cache)
+  lead, head_dim = (rows, config.num_kv_heads), config.head_dim
+  tiles, tile = cache_rows.tiles(entries)
+  zeros = lambda *shape: tuple(
+      jnp.zeros((*lead, *shape), dtype) for _ in range(config.num_layers)
+  )
+  cache = base.KVCache(zeros(tiles, head_dim, tile), zeros(entries, head_dim))
+  return jax.tree.map(cache_rows.pin, cache)
 
 
 def extend(
@@ -154,7 +151,8 @@ def extend(
   # A write past the end is dropped: loud, never over other entries.
   inside_NC1 = place_NC[:, :, None] < entries
   hidden = jnp.where(inside_NC1, hidden, jnp.nan)
-  return hidden, constrain(base.KVCache(tuple(keys), tuple(values)))
+  cache = base.KVCache(tuple(keys), tuple(values))
+  return hidden, jax.tree.map(cache_rows.pin, cache)
 
 
 def _by_kv_head(
@@ -197,7 +195,7 @@ def _mlp(
 
 def _attend_to_rows(
     q_NCKGh: jax.Array,
-    k_SKhA: jax.Array,
+    k_SKThE: jax.Array,
     v_SKAh: jax.Array,
     row_N: jax.Array,
     place_NC: jax.Array,
@@ -207,12 +205,12 @@ def _attend_to_rows(
   Early blocks of prompts see few entries, and are many. Those past the end are
   of no account, whatever they see.
   """
-  entries = k_SKhA.shape[3]
+  entries = v_SKAh.shape[2]
   half = -(-entries // 2 // _UNIT) * _UNIT
 
   def attend(count):
-    k = cache_rows.read(k_SKhA[..., :count], row_N)
-    v = cache_rows.read(v_SKAh[:, :, :count], row_N)
+    some = cache_rows.first(k_SKThE, v_SKAh, count)
+    k, v = (cache_rows.read(x, row_N) for x in some)
     return _attend(q_NCKGh, k, v, jnp.arange(count) <= place_NC[:, :, None])
 
   if half >= entries:
@@ -223,7 +221,7 @@ def _attend_to_rows(
 
 def _attend(
     q_NCKGh: jax.Array,
-    k_NKhA: jax.Array,
+    k_NKThE: jax.Array,
     v_NKAh: jax.Array,
     mask_NCA: jax.Array,
 ) -> jax.Array:
@@ -236,7 +234,11 @@ def _attend(
   q = q_NCKGh.transpose(0, 2, 3, 1, 4).reshape(
       blocks, kv_heads, groups * length, head_dim
   )
-  scores = _dot('nkqh,nkha->nkqa', q, k_NKhA, jnp.float32) * head_dim**-0.5
+  # Tiles are a dimension of the batch: each is a product by itself.
+  tiled = *q.shape[:2], k_NKThE.shape[2], *q.shape[2:]
+  q_tiled = jnp.broadcast_to(q[:, :, None], tiled)
+  scores = _dot('nktqh,nkthe->nktqe', q_tiled, k_NKThE, jnp.float32)
+  scores = scores.swapaxes(2, 3) * head_dim**-0.5
   scores = scores.reshape(blocks, kv_heads, groups, length, -1)
   scores = jnp.where(mask_NCA[:, None, None], scores, _MASKED)
   weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))

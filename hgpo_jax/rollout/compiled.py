@@ -12,6 +12,7 @@ import numpy as np
 
 from hgpo_jax import sharding
 from hgpo_jax.models import base
+from hgpo_jax.models import cache_rows
 from hgpo_jax.rollout import programs
 from hgpo_jax.rollout import requests
 
@@ -86,7 +87,7 @@ class Compiled:
     # before it gathers. Donates nothing: what it makes outlives an update.
     self.lay_out = jax.jit(model.decode_params, out_shardings=where)
     self.init_cache = self._jit(empty, static_argnums=0)
-    self._grow_layer = self._jit(programs.grow, static_argnums=2)
+    self._grow_layer = self._jit(cache_rows.grow, static_argnums=2)
     self.copy = self._jit(programs.copy, donate_argnums=0)
     self.prefill = self._jit(
         functools.partial(programs.prefill, model), donate_argnums=1

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hgpo_jax import sharding
 from hgpo_jax.models import base
 from hgpo_jax.rollout import draw as draw_lib
 
@@ -80,19 +79,6 @@ def copy(
 ) -> base.KVCache:
   """The cache with whole rows copied; all are read before one is written."""
   return jax.tree.map(lambda x: x.at[target_R].set(x[source_R]), cache)
-
-
-def grow(
-    k_SKhA: jax.Array, v_SKAh: jax.Array, entries: int
-) -> tuple[jax.Array, jax.Array]:
-  """Keys and values of a layer with more entries a row."""
-  more = entries - v_SKAh.shape[2]
-  k_SKhA = jnp.pad(k_SKhA, ((0, 0),) * 3 + ((0, more),))
-  v_SKAh = jnp.pad(v_SKAh, ((0, 0), (0, 0), (0, more), (0, 0)))
-  return (
-      sharding.constrain(k_SKhA, 'batch', 'kv_heads', None, None),
-      sharding.constrain(v_SKAh, 'batch', 'kv_heads', None, None),
-  )
 
 
 def decode(

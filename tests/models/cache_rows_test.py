@@ -12,6 +12,7 @@ import pytest
 
 from hgpo_jax import sharding
 from hgpo_jax.models import base
+from hgpo_jax.models import cache_rows
 from hgpo_jax.rollout import programs
 from tests.learner import common
 
@@ -30,6 +31,14 @@ _COLLECTIVES = (
 def _eight_devices():
   if jax.device_count() != 8:
     pytest.skip('needs 8 devices')
+
+
+@pytest.fixture(params=[True, False], ids=['tiles', 'whole'])
+def tiled(request, monkeypatch) -> bool:
+  """Whether keys stand in tiles, or in whole rows as on accelerators."""
+  if not request.param:
+    monkeypatch.setattr(cache_rows, 'tiles', lambda entries: (1, entries))
+  return request.param
 
 
 _extend = functools.partial(
@@ -61,8 +70,15 @@ def _cache(mesh: jax.sharding.Mesh | None = None) -> base.KVCache:
   return cache if mesh is None else jax.device_put(cache, _split(mesh))
 
 
+def _by_entry(cache: base.KVCache) -> list[np.ndarray]:
+  """Keys and values of all layers, [S, K, h, A]."""
+  keys = [np.moveaxis(x, 3, 2) for x in cache.k]
+  keys = [x.reshape(*x.shape[:3], -1) for x in keys]
+  return keys + [np.swapaxes(x, 2, 3) for x in cache.v]
+
+
 def _split(mesh: jax.sharding.Mesh) -> jax.sharding.NamedSharding:
-  axes = 'batch', 'kv_heads', None, None
+  axes = 'batch', 'kv_heads'
   return jax.sharding.NamedSharding(mesh, sharding.spec(axes))
 
 
@@ -71,7 +87,7 @@ def _tokens(blocks: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize('start', [16, 72])
-def test_blocks_of_few_shares_leave_all_else_as_it_is(start):
+def test_blocks_of_few_shares_leave_all_else_as_it_is(start, tiled):
   # Of row 4, in share 2, one after the other; and one of row 15, in share 7.
   place = {4: (4, start), 5: (4, start + _SIZE), 14: (15, start)}
   row_N = np.repeat(np.arange(8) * 2, 2)
@@ -94,9 +110,9 @@ def test_blocks_of_few_shares_leave_all_else_as_it_is(start):
   written = np.zeros((_ROWS, _ENTRIES), bool)
   written[4, start : start + 2 * _SIZE] = True
   written[15, start : start + _SIZE] = True
-  of = lambda tree: [*tree.k, *(x.swapaxes(2, 3) for x in tree.v)]
-  for x, y, z in zip(of(cache), of(kept), of(before), strict=True):
+  for x in jax.tree.leaves(cache):
     assert x.sharding.shard_shape(x.shape)[0] == 2
+  for x, y, z in zip(*map(_by_entry, (cache, kept, before)), strict=True):
     np.testing.assert_allclose(x, y, atol=1e-5)
     same_RA = (np.asarray(x) == np.asarray(z)).all(axis=(1, 2))
     np.testing.assert_array_equal(same_RA, ~written)
@@ -127,7 +143,7 @@ def test_shares_have_equally_many_blocks():
 
 
 @pytest.mark.parametrize('tensor', [1, 2])
-def test_prompts_bring_nothing_from_one_share_to_another(tensor):
+def test_prompts_bring_nothing_from_one_share_to_another(tensor, tiled):
   mesh = _mesh(8 // tensor, tensor)
   where_N = np.zeros(8, np.int32)
   prefill = jax.jit(
@@ -152,6 +168,24 @@ def test_prompts_bring_nothing_from_one_share_to_another(tensor):
   for shape, _ in found:
     assert shape.startswith(f'f32[{tensor},{_SIZE},16]')
   # The cache is written in place: no layer of it is copied.
-  layer = rf'f32\[{2 * tensor},{2 // tensor},(4,{_ENTRIES}|{_ENTRIES},4)\]'
+  keys = f'{_ENTRIES // 64},4,64' if tiled else f'1,4,{_ENTRIES}'
+  layer = rf'f32\[{2 * tensor},{2 // tensor},({keys}|{_ENTRIES},4)\]'
   assert sum(bool(re.search(f'= {layer}.* parameter', x)) for x in lines) >= 4
   assert not [x for x in lines if re.search(f'copy[^ ]* = {layer}', x)]
+
+
+def test_tiles_change_rounding_at_most(monkeypatch):
+  blocks, row_N = _tokens(8), np.repeat(np.arange(2), 4)
+  start_N, last = np.tile(np.arange(4), 2) * _SIZE, blocks[:2, :1]
+  found = []
+  for tile in (64, 8, _ENTRIES):
+    count = _ENTRIES // tile
+    monkeypatch.setattr(cache_rows, 'tiles', lambda _, n=count, e=tile: (n, e))
+    empty = common.MODEL.init_cache(_ROWS, _ENTRIES)
+    prompts, cache = _extend(_weights(), empty, blocks, start_N, row_N)
+    decoded, _ = _extend(_weights(), cache, last, np.full(2, 4 * _SIZE))
+    assert cache.k[0].shape == (_ROWS, 2, count, 4, tile)
+    found.append((prompts, decoded))
+  for other in found[1:]:
+    for x, y in zip(other, found[0]):
+      np.testing.assert_allclose(x, y, rtol=0, atol=2e-6)
