@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 import contextlib
+import errno
 import os
 import pathlib
 import tempfile
@@ -19,6 +20,7 @@ def check(path: str | os.PathLike[str], flag: str) -> None:
   if not path.name or path.is_dir():
     raise IsADirectoryError(f'{flag}={path} is a folder; give a file in it')
   try:
+    _refuse_special(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=path.parent):
       pass
@@ -27,6 +29,12 @@ def check(path: str | os.PathLike[str], flag: str) -> None:
         f'{flag}={path} cannot be written to ({error}); give a file in a folder'
         ' that can'
     ) from error
+
+
+def _refuse_special(path: pathlib.Path) -> None:
+  """A file that took the place of a device or a pipe would be its end."""
+  if path.exists() and not path.is_file() and not path.is_dir():
+    raise OSError(errno.EINVAL, 'A device or a pipe, no file', str(path))
 
 
 @contextlib.contextmanager
@@ -46,8 +54,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
   After an error `path` is as it was. Its folder is made if it is absent. For
   one writer at a time.
+
+  Raises:
+    OSError: `path` is a device or a pipe, which a file would replace.
   """
   path = pathlib.Path(path)
+  _refuse_special(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   partial = path.with_name(path.name + '.partial')
   try:

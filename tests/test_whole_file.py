@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from hgpo_jax import whole_file
@@ -30,6 +32,17 @@ def test_an_error_of_writing_names_the_file(tmp_path):
       partial.symlink_to('/dev/full')
       partial.write_text('x')
   assert not list(tmp_path.iterdir())
+
+
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path):
+  path = tmp_path / 'pipe'
+  os.mkfifo(path)
+  with pytest.raises(OSError, match='--out=.*device or a pipe.*give a file'):
+    whole_file.check(path, '--out')
+  with pytest.raises(OSError, match='device or a pipe'):
+    with whole_file.replacing(path) as partial:
+      partial.write_text('x')
+  assert path.is_fifo() and [p.name for p in tmp_path.iterdir()] == ['pipe']
 
 
 def test_whether_a_file_can_be_written_is_known_before(tmp_path):
