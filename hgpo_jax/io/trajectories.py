@@ -23,15 +23,18 @@ _ARRAYS = {
     'sampler_logprobs': np.float32,
 }
 _UNREADABLE = (
-    AttributeError,
     EOFError,
-    KeyError,
+    OverflowError,
+    RecursionError,
     TypeError,
     ValueError,
     gzip.BadGzipFile,
     zlib.error,
 )
 _TEXTS = ('prompt_text', 'response_text')
+# What JSON must hold where a record is annotated so; others have checks of
+# their own.
+_KINDS = {'int': (int,), 'float': (int, float), 'bool': (bool,), 'str': (str,)}
 
 
 def file_name(iteration: int) -> str:
@@ -53,14 +56,16 @@ def save(
     with gzip.GzipFile('', 'wb', fileobj=raw, mtime=0) as out:
       for trajectory in trajectories:
         line = json.dumps(_record(trajectory, decode), ensure_ascii=False)
-        out.write(line.encode() + b'\n')
+        # A lone surrogate becomes its JSON escape, which reads back as it was.
+        out.write(line.encode('utf-8', 'backslashreplace') + b'\n')
 
 
 def load(path: str | os.PathLike[str]) -> list[types.Trajectory]:
   """Reads what `save` wrote; equal field by field to what was saved.
 
   Raises:
-    ValueError: the file is cut off or a line is not an episode.
+    ValueError: the file is cut off or a line is not an episode, with every
+      field of the type that it has in `types`.
   """
   trajectories = []
   try:
@@ -70,7 +75,7 @@ def load(path: str | os.PathLike[str]) -> list[types.Trajectory]:
   except _UNREADABLE as error:
     raise ValueError(
         f'{os.fspath(path)}: episode {len(trajectories) + 1} cannot be read '
-        f'({error!r}); expected a whole gzipped file with one JSON episode a '
+        f'({_reason(error)}); expected a whole gzipped file with one JSON episode a '
         'line, as hgpo_jax writes it. Remove the file or write it again.'
     ) from error
   return trajectories
@@ -99,15 +104,57 @@ def _fields(record: Any) -> dict[str, Any]:
   return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
 
 
-def _trajectory(record: dict[str, Any]) -> types.Trajectory:
-  steps = tuple(_step(step) for step in record['steps'])
+def _reason(error: Exception) -> str:
+  return str(error) if type(error) is ValueError else repr(error)
+
+
+def _trajectory(record: Any) -> types.Trajectory:
+  _check(record, types.Trajectory, 'the episode')
+  if record['end_reason'] not in types.END_REASONS:
+    raise ValueError(
+        f'its end_reason is {record["end_reason"]!r}, expected one of'
+        f' {types.END_REASONS}'
+    )
+  if not isinstance(record['steps'], list):
+    raise ValueError('its steps are not a list')
+  _check(record['task'], types.Task, 'its task')
+  steps = tuple(_step(*numbered) for numbered in enumerate(record['steps']))
   task = types.Task(**record['task'])
   return types.Trajectory(**{**record, 'task': task, 'steps': steps})
 
 
-def _step(record: dict[str, Any]) -> types.Step:
-  fields = {k: v for k, v in record.items() if k not in _TEXTS}
+def _step(index: int, record: Any) -> types.Step:
+  if isinstance(record, dict):
+    record = {k: v for k, v in record.items() if k not in _TEXTS}
+  _check(record, types.Step, f'step {index}')
   for name, dtype in _ARRAYS.items():
-    fields[name] = np.array(fields[name], dtype)
-    fields[name].flags.writeable = False
-  return types.Step(**fields)
+    record[name] = np.array(record[name], dtype)
+    if record[name].ndim != 1:
+      raise ValueError(f'step {index}: {name} is no list of numbers')
+    record[name].flags.writeable = False
+  return types.Step(**record)
+
+
+def _check(record: Any, kind: type[Any], what: str) -> None:
+  """A value of another type would be taken for what it is not."""
+  if not isinstance(record, dict):
+    raise ValueError(f'{what} is a JSON {type(record).__name__}, no object')
+  fields = {field.name: field for field in dataclasses.fields(kind)}
+  if unknown := record.keys() - fields.keys():
+    raise ValueError(
+        f'{what} has the unknown field {min(unknown)!r}; is the file of another'
+        ' version of hgpo_jax?'
+    )
+  for name, field in fields.items():
+    if name not in record:
+      if field.default is dataclasses.MISSING:
+        raise ValueError(
+            f'{what} lacks the field {name!r}; is the file of another version'
+            ' of hgpo_jax?'
+        )
+      continue
+    wanted = _KINDS.get(field.type)
+    if wanted and type(record[name]) not in wanted:
+      raise ValueError(
+          f'{what}: {name} is {record[name]!r}, expected {field.type}'
+      )

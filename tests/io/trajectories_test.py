@@ -83,6 +83,68 @@ def test_a_truncated_file_is_refused_by_name_and_episode(tmp_path):
     trajectories_lib.load(path)
 
 
+_TOP = ('task', 'group', 'success', 'score', 'end_reason', 'steps')
+
+
+@pytest.mark.parametrize(
+    ('name', 'value', 'text'),
+    [
+        ('reward', '10', "step 1: reward is '10', expected float"),
+        ('reward', None, 'step 1: reward is None, expected float'),
+        ('reward', True, 'step 1: reward is True, expected float'),
+        ('state_key', 7, 'step 1: state_key is 7, expected str'),
+        ('next_state_key', ['a'], 'next_state_key is .*, expected str'),
+        ('observation', None, 'step 1: observation is None, expected str'),
+        ('action_valid', 'false', 'action_valid is .*, expected bool'),
+        ('step', 0.5, 'step 1: step is 0.5, expected int'),
+        ('prompt_ids', [2**40], 'OverflowError'),
+        ('prompt_ids', [[1], [2]], 'step 1: prompt_ids is no list of numbers'),
+        ('later', 1, "step 1 has the unknown field 'later'; .* version"),
+        ('success', 'false', "the episode: success is 'false', expected bool"),
+        ('group', 'x', "the episode: group is 'x', expected int"),
+        ('end_reason', 'burnt', "end_reason is 'burnt', expected one of"),
+        ('steps', None, 'steps are not a list'),
+        ('task', 'x', 'its task is a JSON str, no object'),
+    ],
+)
+def test_a_field_of_another_type_is_refused_by_name(
+    name, value, text, tmp_path
+):
+  path = tmp_path / 'e.jsonl.gz'
+  trajectories_lib.save(path, [_episode(0, np.random.default_rng(0))])
+  record = json.loads(gzip.decompress(path.read_bytes()))
+  (record if name in _TOP else record['steps'][1])[name] = value
+  path.write_bytes(gzip.compress(json.dumps(record).encode()))
+  with pytest.raises(ValueError, match=f'episode 1 cannot be read .*{text}'):
+    trajectories_lib.load(path)
+
+
+def test_a_missing_field_and_endless_brackets_are_refused(tmp_path):
+  path = tmp_path / 'e.jsonl.gz'
+  trajectories_lib.save(path, [_episode(0, np.random.default_rng(0))])
+  record = json.loads(gzip.decompress(path.read_bytes()))
+  del record['steps'][2]['dropped_history']  # It has a default.
+  path.write_bytes(gzip.compress(json.dumps(record).encode()))
+  assert trajectories_lib.load(path)[0].steps[2].dropped_history == 0
+  del record['steps'][2]['next_state_key']
+  path.write_bytes(gzip.compress(json.dumps(record).encode()))
+  with pytest.raises(ValueError, match="step 2 lacks the field 'next_state"):
+    trajectories_lib.load(path)
+  path.write_bytes(gzip.compress(b'[' * 100_000))
+  with pytest.raises(ValueError, match='RecursionError'):
+    trajectories_lib.load(path)
+
+
+def test_any_text_is_read_back_as_it_was(tmp_path):
+  path = tmp_path / 'e.jsonl.gz'
+  text = 'a\ud800 \\\udfff \u2028\x00\n</script> \U0001f600'
+  episode = _episode(0, np.random.default_rng(0))
+  step = dataclasses.replace(episode.steps[0], observation=text, action=text)
+  trajectories_lib.save(path, [dataclasses.replace(episode, steps=(step,))])
+  found = trajectories_lib.load(path)[0].steps[0]
+  assert (found.observation, found.action) == (text, text)
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
   path = tmp_path / 'e.jsonl.gz'
   trajectories_lib.save(path, [_episode(0, np.random.default_rng(0))])
