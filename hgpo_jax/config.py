@@ -221,6 +221,8 @@ def _construct(root: Callable[..., Any] | str) -> Any:
   except ConfigError as error:
     # gin appends where it was called from; the bare message says it better.
     raise ConfigError(error.message) from None
+  except RecursionError:
+    raise ConfigError(gin_checks.endless(_state.bindings)) from None
   except (ValueError, TypeError, RuntimeError) as error:
     text = str(error).split('\n  In call to configurable ')[0]  # By gin.
     raise ConfigError(text) from error

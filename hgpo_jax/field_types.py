@@ -131,7 +131,7 @@ def _coerce_number(value: Any, hint: type) -> int | float:
 
 
 def _coerce_class(value: Any, hint: type) -> Any:
-  """Plain classes; protocols are only told apart from plain values."""
+  """Plain classes; protocols ask for a value that is not plain, and a call."""
   if hint in (float, int):
     return _coerce_number(value, hint)
   if hint is tuple and isinstance(value, list):
@@ -144,6 +144,8 @@ def _coerce_class(value: Any, hint: type) -> Any:
           f'an instance of {describe(hint)}: write @{value.__name__}(), with '
           'the parentheses'
       )
+    if '__call__' in vars(hint) and not callable(value):
+      raise Mismatch(f'{describe(hint)}, something to call')
     return value
   if inspect.isclass(value) and hint not in (type, object):
     raise Mismatch(

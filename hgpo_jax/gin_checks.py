@@ -66,6 +66,28 @@ def _check_cycle(
     _check_cycle(user, used, (*path, user), where)
 
 
+def endless(bound: dict[gin_parts.Key, gin_parts.Binding]) -> str:
+  """Says which part is made of itself, and where that was bound."""
+  parts = {key[1] for key in bound}
+  inside = {part: set() for part in parts}
+  for key, binding in bound.items():
+    inside[key[1]] |= gin_parts.references(binding.value) & parts
+  for _ in parts:  # What is inside of what is inside, however deep.
+    for found in inside.values():
+      found |= {inner for part in set(found) for inner in inside[part]}
+  for key, binding in bound.items():
+    if key[1] in inside[key[1]] and any(
+        key[1] in inside[part] | {part}
+        for part in gin_parts.references(binding.value) & parts
+    ):
+      return (
+          f'{binding.where}: {gin_source.text(key)} = {binding.value!r} makes a'
+          ' part of itself, without end; refer to another part, as in'
+          ' CovGPO.base = @GRPO()'
+      )
+  return 'parts refer to one another without end'
+
+
 def check_consumed(bound: dict[gin_parts.Key, gin_parts.Binding]) -> None:
   """Refuses bindings that nothing read while the root was constructed."""
   # gin offers its record of calls as text only.

@@ -38,11 +38,25 @@ class Toy:
   names: tuple[str, ...] = ()
   weights: dict[str, float] = dataclasses.field(default_factory=dict)
 
+  def __call__(self, x: int) -> int:
+    return x
+
 
 @config.configurable
 @dataclasses.dataclass(frozen=True)
 class Other:
   alpha: float = 1.0
+
+  def __call__(self, x: int) -> int:
+    return x
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Holder:
+  """Stands in for an estimator over another; cannot be called itself."""
+
+  base: Any = None
 
 
 @config.configurable
@@ -229,6 +243,7 @@ def test_wrong_type():
         ("Toy.weights = {'a': 'b'}", 'expected dict[str, float]'),
         ("Walk.estimator = 'Toy'", "got 'Toy' (str), expected Estimator"),
         ('Walk.estimator = @Toy', 'write @Toy(), with the parentheses'),
+        ('Walk.estimator = @Holder()', 'expected Estimator, something to call'),
         ('Walk.second = @Other()', 'expected Toy | None'),
     ],
 )
@@ -358,6 +373,18 @@ def test_a_module_imported_after_loading_may_register():
 
   assert Late().x == 1
   assert gin.config_is_locked()
+
+
+@pytest.mark.parametrize(
+    'lines',
+    [
+        ['Holder.base = @Holder()'],
+        ['Holder.base = (@Other(), @Walk())', 'Walk.estimator = @Holder()'],
+    ],
+)
+def test_a_part_of_itself_is_refused_by_place(lines):
+  text = refused('Walk.anything = @Holder()', *lines)
+  assert 'makes a part of itself' in text and "--gin_bindings '" in text
 
 
 def test_an_error_of_a_constructor_is_the_configurations():
