@@ -36,6 +36,11 @@ def estimate(
     EstimatorError: it is not a pair, or the advantages are not N finite
       numbers. Training on them would be wrong, or would do nothing.
   """
+  if not callable(estimator):
+    raise EstimatorError(
+        f'{type(estimator).__name__} is no estimator: it cannot be called. See'
+        ' Estimator in hgpo_jax/advantages/base.py'
+    )
   found = estimator(inputs)
   if not isinstance(found, tuple) or len(found) != 2:
     raise _error(
@@ -52,6 +57,8 @@ def estimate(
       or advantage_N.dtype.kind != 'f'
   ):
     raise _error(estimator, want, f'{advantage_N.dtype} {advantage_N.shape}')
+  with np.errstate(over='ignore'):  # What is too large becomes inf.
+    advantage_N = advantage_N.astype(np.float32, copy=False)
   broken_N = ~np.isfinite(advantage_N)
   if broken_N.any():
     row = int(np.argmax(broken_N))
@@ -61,7 +68,7 @@ def estimate(
         f'{advantage_N[row]} in row {row}, and {broken_N.sum()} such rows in'
         ' all',
     )
-  return advantage_N.astype(np.float32, copy=False), metrics
+  return advantage_N, metrics
 
 
 def _error(estimator: Any, expected: str, got: str) -> EstimatorError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-import math
 
 import numpy as np
 
 from hgpo_jax import types
+
+# Squares of larger ones, summed over a batch, do not fit float32.
+_LARGEST_REWARD = 1e15
 
 
 def build(
@@ -101,9 +103,9 @@ def _check(trajectory: types.Trajectory) -> None:
           f'task {task!r}: step {index} says (group, trajectory, step)='
           f'{found}, expected {expected}.'
       )
-    if not math.isfinite(step.reward):
+    if not abs(step.reward) <= _LARGEST_REWARD:  # NaN too.
       raise ValueError(
           f'task {task!r}, trajectory {trajectory.trajectory}, step {index}: '
-          f'reward is {step.reward}, expected a finite number; correct the '
-          'reward of the environment.'
+          f'reward is {step.reward}, expected a finite number of size '
+          f'{_LARGEST_REWARD:g} at most; correct the reward of the environment.'
       )

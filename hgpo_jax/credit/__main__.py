@@ -18,8 +18,8 @@ from absl import app
 from absl import flags
 from absl import logging
 
-_TRAJECTORIES = flags.DEFINE_string(
-    'trajectories', None, 'Episodes of an iteration, *.jsonl.gz.'
+_TRAJECTORIES = flags.DEFINE_multi_string(
+    'trajectories', [], 'Episodes of one iteration, *.jsonl.gz.'
 )
 _OUT = flags.DEFINE_string('out', 'report.html', 'HTML file to write.')
 _ESTIMATOR = flags.DEFINE_multi_string(
@@ -32,16 +32,22 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f"expected the one command 'inspect', got {argv[1:]}")
   if not _TRAJECTORIES.value:
     raise app.UsageError('--trajectories is missing')
+  if len(_TRAJECTORIES.value) > 1:
+    raise app.UsageError(
+        f'got {len(_TRAJECTORIES.value)} --trajectories, expected one: a page'
+        ' shows one iteration, and ids of episodes start anew in each'
+    )
   logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
+  from hgpo_jax.advantages import base
   from hgpo_jax.credit import report
 
   try:
     text = report.write(
-        pathlib.Path(_TRAJECTORIES.value),
+        pathlib.Path(_TRAJECTORIES.value[0]),
         pathlib.Path(_OUT.value),
         _ESTIMATOR.value,
     )
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, base.EstimatorError) as error:
     sys.exit(f'error: {error}')
   print(text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import traceback
 from typing import Any
 
 import numpy as np
@@ -30,12 +31,14 @@ def data(
   list 'actions'. Aborted episodes are left out.
 
   Raises:
-    ValueError: nothing to compare is left; says why.
+    ValueError: nothing to compare is left, or an estimator refuses what is;
+      says why.
+    EstimatorError: an estimator returned no advantages.
   """
   check(trajectories)
   inputs, steps = levels_lib.in_order(trajectories)
   credits = {
-      name: levels_lib.measure(estimator, inputs)
+      name: _measure(name, estimator, inputs)
       for name, estimator in estimators.items()
   }
   # Those with one comparison first, what builds upon them later.
@@ -49,6 +52,21 @@ def data(
       ],
       'agreement': _agreement({n: credits[n].advantage_N for n in names}),
   }
+
+
+def _measure(
+    name: str, estimator: base.Estimator, inputs: types.AdvantageInputs
+) -> levels_lib.Credit:
+  """What it gives each step; its errors say whose they are, and from where."""
+  try:
+    return levels_lib.measure(estimator, inputs)
+  except base.EstimatorError as error:
+    raise base.EstimatorError(f'{name}: {error}') from error
+  except ValueError as error:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    raise ValueError(
+        f'{name}: {error} ({place.filename}:{place.lineno})'
+    ) from error
 
 
 def check(trajectories: Sequence[types.Trajectory]) -> None:

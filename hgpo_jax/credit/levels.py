@@ -56,9 +56,12 @@ def measure(estimator: base.Estimator, inputs: types.AdvantageInputs) -> Credit:
   Args:
     estimator: any estimator.
     inputs: from `in_order`: levels over distinct steps are rows only then.
+
+  Raises:
+    EstimatorError: it returned no advantages.
   """
   with metrics.levels_of() as reported:
-    advantage_N, _ = estimator(inputs)
+    advantage_N, _ = base.estimate(estimator, inputs)
   levels = {name: _rows(found, inputs) for name, found in reported.items()}
   if isinstance(estimator, covgpo.CovGPO):
     base_N, _ = estimator.base(inputs)

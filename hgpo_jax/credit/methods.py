@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 import pathlib
 
@@ -26,8 +27,10 @@ def names() -> list[str]:
 def load(files: Sequence[str] = ()) -> dict[str, base.Estimator]:
   """Estimators by the stem of their file; all of `names()` by default.
 
-  Files that differ in the loss alone have equal estimators: of these the one
-  named as its class is kept, else the first. What gin had loaded is forgotten.
+  Of `names()`, files that differ in the loss alone have equal estimators: of
+  these the one named as its class is kept, else the first. All given files are
+  kept; where two have one stem, their names are as given. What gin had loaded
+  is forgotten.
 
   Args:
     files: gin files that bind `Experiment.estimator`, by path or by name.
@@ -35,13 +38,26 @@ def load(files: Sequence[str] = ()) -> dict[str, base.Estimator]:
   Raises:
     ConfigError: a file is missing or wrong.
   """
+  stems = collections.Counter(pathlib.Path(file).stem for file in set(files))
   found = {}
   for file in files or names():
-    spec = config.load([*_REST, file], root=spec_lib.Experiment)
-    found[pathlib.Path(file).stem] = spec.estimator
+    stem = pathlib.Path(file).stem
+    found[file if stems[stem] > 1 else stem] = _load(file)
   config.reset()
+  if files:
+    return found
   kept: dict[base.Estimator, str] = {}
   for name, estimator in found.items():
     if name == type(estimator).__name__.lower() or estimator not in kept:
       kept[estimator] = name
   return {name: found[name] for name in found if name in kept.values()}
+
+
+def _load(file: str) -> base.Estimator:
+  try:
+    return config.load([*_REST, file], root=spec_lib.Experiment).estimator
+  except config.ConfigError as error:
+    raise config.ConfigError(
+        f'{error.message} (in {file}; expected a gin file with an estimator,'
+        ' as in: Experiment.estimator = @HGPO())'
+    ) from error

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 import html
 import json
 import pathlib
+import re
 from typing import Any
 
 _PARTS = pathlib.Path(__file__).with_name('page')
@@ -39,6 +40,6 @@ def render(data: Mapping[str, Any], title: str) -> str:
       '@data@': text,
   }
   page = read('inspector.html')
-  for mark, part in parts.items():
-    page = page.replace(mark, part, 1)
-  return page
+  # In one go: a part may hold the mark of another.
+  marks = re.compile('|'.join(parts))
+  return marks.sub(lambda found: parts[found.group()], page)

@@ -24,23 +24,32 @@ def write(
 
   Raises:
     OSError: a file cannot be read or written.
-    ValueError: the file holds no episodes that could be compared.
+    ValueError: the file holds no episodes that could be compared, or a gin
+      file no estimator.
+    EstimatorError: an estimator returned no advantages.
   """
   _check_file(source)
   whole_file.check(out, '--out')
+  if out.exists() and out.samefile(source):
+    raise ValueError(
+        f'--out={out} is the file of episodes itself, which the page would'
+        ' replace; give another file'
+    )
+  chosen = methods.load(estimators)
   trajectories = trajectories_io.load(source)
   try:
-    inspector.check(trajectories)
+    data = inspector.data(trajectories, chosen)
   except ValueError as error:
     raise ValueError(f'{source}: {error}.') from error
-  data = inspector.data(trajectories, methods.load(estimators))
   data['source'] = str(source)
   with whole_file.replacing(out) as partial:
     partial.write_text(page.render(data, source.name), encoding='utf-8')
+  shown = ', '.join(f'{n} ({type(e).__name__})' for n, e in chosen.items())
   return (
       f'{out}: {len(data["tasks"])} tasks, {len(trajectories)} episodes,'
       f' {len(data["steps"]["step"])} steps under'
-      f' {len(data["estimators"])} estimators'
+      f' {len(chosen)} estimator{"s" if len(chosen) > 1 else ""}'
+      + (f': {shown}' if estimators else '')
   )
 
 

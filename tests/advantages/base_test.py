@@ -32,12 +32,19 @@ class Mine:
             lambda n: (np.where(np.arange(n) == 2, np.nan, 0.0), {}),
             'returned nan in row 2, and 1 such rows in all; expected finite',
         ),
+        # Finite in float64, which is not what is trained on.
+        (lambda n: (np.full(n, 1e300), {}), 'returned inf in row 0'),
     ],
 )
 def test_other_results_are_refused_by_name(found, text):
   with pytest.raises(base.EstimatorError, match='Mine returned') as error:
     base.estimate(Mine(found), rows.random_inputs(0))
   assert text in str(error.value)
+
+
+def test_what_cannot_be_called_is_no_estimator():
+  with pytest.raises(base.EstimatorError, match='int is no estimator'):
+    base.estimate(3, rows.random_inputs(0))
 
 
 def test_one_finite_number_a_step_passes():

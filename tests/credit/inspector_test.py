@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 
+from hgpo_jax.advantages import base
 from hgpo_jax.advantages import covgpo
 from hgpo_jax.advantages import g2po
 from hgpo_jax.advantages import grpo
@@ -149,6 +150,68 @@ def test_the_page_asks_for_nothing_and_survives_any_text(data):
   assert not re.search(r'@\w+@', text)
 
 
+def test_marks_of_the_page_in_a_title_are_text(data):
+  text = page.render(data, '@data@ @script@')
+  assert '<title>Credit inspector · @data@ @script@</title>' in text
+  assert text.count('id="data"') == 1 and text.count('</script>') == 2
+
+
+class Broken:
+  """No dataclass is needed to fail."""
+
+  def __init__(self, found):
+    self._found = found
+
+  def __call__(self, inputs):
+    return self._found(inputs), {}
+
+
+def test_what_an_estimator_gets_wrong_is_said_with_its_name():
+  nan = Broken(lambda inputs: inputs.outcome_N * np.nan)
+  with pytest.raises(base.EstimatorError, match='mine: Broken returned nan'):
+    inspector.data(episodes.two_tasks(), {'mine': nan})
+  writes = Broken(lambda inputs: inputs.outcome_N.sort())
+  place = r'mine: .*read-only \(.*inspector_test\.py:\d+\)'
+  with pytest.raises(ValueError, match=place):
+    inspector.data(episodes.two_tasks(), {'mine': writes})
+
+
+def test_given_files_are_all_shown(tmp_path):
+  mine = []
+  for folder, alpha in (('a', 0.5), ('b', 1.0)):
+    (tmp_path / folder).mkdir()
+    path = tmp_path / folder / 'mine.gin'
+    path.write_text(f"include 'algorithms/hgpo.gin'\nHGPO.alpha = {alpha}\n")
+    mine.append(str(path))
+  same = ['algorithms/grpo.gin', 'algorithms/gspo.gin']
+  found = methods.load([*mine, *same])
+  assert list(found) == [*mine, 'grpo', 'gspo']
+  assert [found[name].alpha for name in mine] == [0.5, 1.0]
+  with pytest.raises(ValueError, match='in envs/household_mini.gin; expected'):
+    methods.load(['envs/household_mini.gin'])
+
+
+def test_the_episodes_are_not_replaced_by_their_page(tmp_path):
+  source = _write(tmp_path / 'a.jsonl.gz', episodes.two_tasks())
+  before = source.read_bytes()
+  with pytest.raises(ValueError, match='is the file of episodes itself'):
+    report.write(source, tmp_path / '.' / 'a.jsonl.gz')
+  assert source.read_bytes() == before
+
+
+def test_a_reward_that_cannot_be_compared_is_said_with_its_file(tmp_path):
+  for reward, text in ((float('nan'), 'reward is nan'), (1e30, 'is 1e+30')):
+    played = episodes.two_tasks()
+    steps = played[1].steps
+    steps = (dataclasses.replace(steps[0], reward=reward), *steps[1:])
+    played[1] = dataclasses.replace(played[1], steps=steps)
+    source = _write(tmp_path / 'a.jsonl.gz', played)
+    with pytest.raises(ValueError) as caught:
+      report.write(source, tmp_path / 'out.html', ['algorithms/grpo.gin'])
+    assert str(source) in str(caught.value) and text in str(caught.value)
+    assert 'trajectory 1, step 0' in str(caught.value)
+
+
 def _write(path, trajectories):
   trajectories_io.save(path, trajectories)
   return path
@@ -203,7 +266,9 @@ def test_the_command_writes_a_page_or_says_in_a_line_why_not(tmp_path):
   picked = [f'--estimator=algorithms/{name}.gin' for name in ('rloo', 'g2po')]
   found = run(source, *picked)
   assert found.returncode == 0, found.stderr
-  assert '2 tasks, 7 episodes, 17 steps under 2 estimators' in found.stdout
+  assert '17 steps under 2 estimators: rloo (RLOO), g2po (G2PO)' in found.stdout
+  twice = run(source, f'--trajectories={source}')
+  assert 'got 2 --trajectories, expected one' in twice.stdout + twice.stderr
   assert '"name":"rloo"' in (tmp_path / 'out.html').read_text()
 
 
