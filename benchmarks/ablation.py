@@ -135,12 +135,17 @@ def finished(job: Job, run_dir: pathlib.Path, bindings: Sequence[str]) -> bool:
   """Whether the run folder holds all of this training.
 
   Raises:
-    ConfigError: it holds a training of other settings.
+    ConfigError: the settings are wrong, or it holds a training of others.
   """
-  spec = config.load(
-      job.gin_files, [*bindings, *job.bindings], root=spec_lib.Experiment
-  )
-  return config.check_resume(run_dir) and run_folder.finished(spec, run_dir)
+  try:
+    spec = config.load(
+        job.gin_files, [*bindings, *job.bindings], root=spec_lib.Experiment
+    )
+    return config.check_resume(run_dir) and run_folder.finished(spec, run_dir)
+  except config.ConfigError as error:
+    raise config.ConfigError(
+        f'{job.method} in the setting {job.setting}: {error.message}'
+    ) from error
 
 
 def read(run_dir: pathlib.Path) -> Outcome:
@@ -230,7 +235,7 @@ def paired(
 
 def page(found: Mapping[Job, Outcome], where: Sequence[str]) -> str:
   """The whole report: what was held fixed, a table a setting, the machine."""
-  parts = [HELD_FIXED]
+  parts = [HELD_FIXED] if found else ['No training has finished yet.']
   for setting, gin_file in SETTINGS.items():
     if any(job.setting == setting for job in found):
       parts.append(f'`{gin_file}`:\n\n{table(found, setting)}')
@@ -252,8 +257,8 @@ def _report(out: pathlib.Path, bindings: Sequence[str]) -> str:
 
 
 def _seeds_of(out: pathlib.Path) -> list[int]:
-  names = {path.name for path in out.glob('*/*/seed*')}
-  return sorted(int(name.removeprefix('seed')) for name in names)
+  names = {path.name.removeprefix('seed') for path in out.glob('*/*/seed*')}
+  return sorted({int(name) for name in names if name.isdecimal()})
 
 
 def main(argv: Sequence[str]) -> None:
@@ -262,7 +267,7 @@ def main(argv: Sequence[str]) -> None:
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
   for name, known in (('settings', SETTINGS), ('methods', METHODS)):
-    if not set(getattr(given, name)) <= set(known):
+    if not getattr(given, name) or not set(getattr(given, name)) <= set(known):
       raise app.UsageError(
           f'--{name}={",".join(getattr(given, name))}; expected some of'
           f' {", ".join(known)}'
@@ -270,11 +275,13 @@ def main(argv: Sequence[str]) -> None:
   out, bindings = pathlib.Path(given.out), given.gin_bindings
   wanted = [*jobs(given.settings, given.methods, [*map(int, given.seeds)])]
   try:
-    for number, job in enumerate(wanted if given.train else (), 1):
+    # All of them first: a binding may be wrong for the last method alone.
+    left = [
+        job for job in wanted if not finished(job, job.folder(out), bindings)
+    ]
+    for number, job in enumerate(left if given.train else (), 1):
       run_dir = job.folder(out)
-      if finished(job, run_dir, bindings):
-        continue
-      print(f'{number} of {len(wanted)}: {run_dir}', flush=True)
+      print(f'{number} of {len(left)}: {run_dir}', flush=True)
       quickstart.train(run_dir, job.gin_files, [*bindings, *job.bindings])
       _report(out, bindings)
     print(f'\n{_report(out, bindings)}')
@@ -289,7 +296,10 @@ def define_flags() -> None:
   flags.DEFINE_list('methods', MAIN, 'Estimators, by commas.')
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.register_validator(
-      'seeds', lambda given: all(map(str.isdecimal, given)), 'expected numbers'
+      'seeds',
+      lambda given: all(map(str.isdecimal, given))
+      and len(set(map(int, given))) == len(given),
+      'expected numbers, none twice',
   )
   flags.DEFINE_bool('train', True, 'False prints what is finished only.')
   flags.DEFINE_multi_string(

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 import dataclasses
 import math
+import sys
 import time
 from typing import Any
 
@@ -74,7 +75,7 @@ ESTIMATORS: dict[str, tuple[base.Estimator, Loops | None]] = {
         reinforce_pp.ReinforcePlusPlus(baseline=True),
         reference.reinforce_pp,
     ),
-    'pass@k, by row': (
+    'pass@k by row': (
         pass_at_k.PassAtK(compared='row'),
         reference.pass_at_k,
     ),
@@ -258,7 +259,11 @@ def iteration_seconds(run_dir: str) -> float:
   """
   lines = metrics.read(run_dir)
   names = 'time/rollout_s', 'time/learn_s'
-  played = [x for x in lines if names[0] in x]
+  played = [x for x in lines if all(name in x for name in names)]
+  if not played:
+    raise ValueError(
+        f'--run_dir={run_dir} has no iteration yet; expected a run that trained'
+    )
   return float(np.median([sum(x[name] for name in names) for x in played]))
 
 
@@ -271,6 +276,11 @@ def main(argv: list[str]) -> None:
   del argv
   clock = time.perf_counter if flags.FLAGS.wall else time.process_time
   names = flags.FLAGS.only or list(ESTIMATORS)
+  run_dir = flags.FLAGS.run_dir
+  try:
+    iteration_s = iteration_seconds(run_dir) if run_dir else None
+  except (OSError, ValueError) as error:  # Not after minutes of timing.
+    sys.exit(f'error: {error}; give the folder of a run as --run_dir')
   sizes = [make_trajectories(tasks) for tasks in (16, 160)]
   timings = {}
   for name in names:
@@ -279,8 +289,7 @@ def main(argv: list[str]) -> None:
         for size in sizes
     ]
     print(name, timings[name], flush=True)
-  run_dir = flags.FLAGS.run_dir
-  print(table(timings, iteration_seconds(run_dir) if run_dir else None))
+  print(table(timings, iteration_s))
   read_ms = [1e3 * reading_seconds(size, clock) for size in sizes]
   print(
       '\nReading the rows, which is in every figure of ours and in none of the'

@@ -166,10 +166,19 @@ def _keep_to(out: pathlib.Path, settings: dict[str, object]) -> None:
 
 def policies_of(pairs: Sequence[str]) -> dict[str, str]:
   """Folders by name, from 'name=folder'."""
+  found = {}
   for pair in pairs:
-    if not all(pair.partition('=')[::2]):
+    name, _, folder = pair.partition('=')
+    # The name is that of a folder of episodes.
+    if not folder or pathlib.Path(name).name != name:
       raise ValueError(f'--policy={pair}; expected --policy=name=folder')
-  return dict(pair.split('=', 1) for pair in pairs)
+    if name in found:
+      raise ValueError(
+          f'--policy={pair}, and {name} is {found[name]} already; expected a'
+          ' name of its own for each policy'
+      )
+    found[name] = folder
+  return found
 
 
 def write(
@@ -221,7 +230,7 @@ def main(argv: Sequence[str]) -> None:
         [given.gin_file], given.gin_bindings, root=spec_lib.Experiment
     )
     study(policies, estimators, spec, design, settings, out)
-  except (OSError, ValueError) as error:
+  except (OSError, ValueError, base.EstimatorError) as error:
     sys.exit(f'error: {error}')
   _say((out / 'fidelity.md').read_text())
 

@@ -204,7 +204,10 @@ def define_flags() -> None:
   )
   flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds, by commas.')
   flags.register_validator(
-      'seeds', lambda given: all(map(str.isdecimal, given)), 'expected numbers'
+      'seeds',
+      lambda given: all(map(str.isdecimal, given))
+      and len(set(map(int, given))) == len(given),
+      'expected numbers, none twice',
   )
   flags.DEFINE_string('gin_file', 'runs/quickstart.gin', 'What to train.')
   flags.DEFINE_multi_string(

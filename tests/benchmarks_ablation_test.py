@@ -139,6 +139,24 @@ def test_table():
   assert 'household_hard' not in ablation.page(found, [])
 
 
+def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
+    tmp_path,
+):
+  # GRPO takes it, GiGPO has no such field: nothing would read it there.
+  bindings = ['GRPO.norm_by_std = False']
+  wanted = [*ablation.jobs(['mini'], ['grpo', 'gigpo'], [0])]
+  assert not ablation.finished(wanted[0], tmp_path / 'a', bindings)
+  with pytest.raises(config.ConfigError, match='^gigpo in the setting mini: '):
+    ablation.finished(wanted[1], tmp_path / 'b', bindings)
+
+
+def test_folders_of_other_names_are_passed_over(tmp_path):
+  for name in ('seed1', 'seedling', 'seed1.old'):
+    (tmp_path / 'mini' / 'grpo' / name).mkdir(parents=True)
+  assert ablation._seeds_of(tmp_path) == [1]
+  assert ablation.page({}, []).startswith('No training has finished yet.')
+
+
 def test_an_unfinished_run_is_not_in_the_table(tmp_path):
   job = ablation.Job('mini', 'grpo', 0)
   assert not ablation.finished(job, job.folder(tmp_path), [])

@@ -160,6 +160,13 @@ def test_seconds_of_an_iteration_are_read_from_a_run(tmp_path):
   text = ''.join(json.dumps(line) + '\n' for line in lines)
   (tmp_path / 'metrics.jsonl').write_text(text)
   assert benchmark.iteration_seconds(tmp_path) == 22.0
+  (tmp_path / 'metrics.jsonl').write_text('{"iteration": 0}\n')
+  with pytest.raises(ValueError, match='run_dir=.* has no iteration yet'):
+    benchmark.iteration_seconds(tmp_path)
+
+
+def test_every_estimator_can_be_picked_by_name():
+  assert not [name for name in benchmark.ESTIMATORS if ',' in name]
 
 
 def test_loops_of_progpo_give_the_worked_example():

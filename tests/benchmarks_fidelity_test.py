@@ -54,6 +54,11 @@ def test_bad_settings_are_refused(tmp_path):
   assert credit_fidelity.policies_of(['a=b=c']) == {'a': 'b=c'}
   with pytest.raises(ValueError, match='policy=low; expected --policy=name='):
     credit_fidelity.policies_of(['low'])
+  for name in ('', 'a/b', '..', '/tmp'):
+    with pytest.raises(ValueError, match='expected --policy=name='):
+      credit_fidelity.policies_of([f'{name}=folder'])
+  with pytest.raises(ValueError, match='a=y, and a is x already'):
+    credit_fidelity.policies_of(['a=x', 'a=y'])
   credit_fidelity._keep_to(tmp_path, {'design': 1})
   credit_fidelity._keep_to(tmp_path, {'design': 1})
   with pytest.raises(ValueError, match='other settings: .* Give another --out'):

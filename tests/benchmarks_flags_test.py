@@ -22,6 +22,7 @@ _MISTAKES = {
     '--peers=nobody': ['update'],
     '--only=nothing': ['advantages'],
     '--seeds=one': ['ablation', 'quickstart'],
+    '--seeds=1,01': ['ablation', 'quickstart'],
     '--group_sizes=1': ['credit_fidelity'],
 }
 # In a process of its own: flags of one program are names of another's.

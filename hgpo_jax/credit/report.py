@@ -40,7 +40,7 @@ def write(
   try:
     data = inspector.data(trajectories, chosen)
   except ValueError as error:
-    raise ValueError(f'{source}: {error}.') from error
+    raise ValueError(f'{source}: {str(error).rstrip(".")}.') from error
   data['source'] = str(source)
   with whole_file.replacing(out) as partial:
     partial.write_text(page.render(data, source.name), encoding='utf-8')

@@ -156,7 +156,7 @@ def estimates(
   for replicate in range(replicates):
     inputs, row_P = groups.batch(size, replicate % 2, rng)
     for name, estimator in estimators.items():
-      found[name].append(estimator(inputs)[0][row_P])
+      found[name].append(base.estimate(estimator, inputs)[0][row_P])
   return {name: np.stack(rows) for name, rows in found.items()}
 
 
