@@ -217,6 +217,7 @@ class _Reader:
         raise ConfigError(
             f'{where}: cannot import {statement.module}: '
             + str(error).split('\n')[0]
+            + '. A module outside the package must be in a folder of PYTHONPATH'
         ) from error
     elif isinstance(statement, config_parser.BlockDeclaration):
       complete(statement.selector, where)

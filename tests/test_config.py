@@ -450,6 +450,7 @@ def test_missing_file(folder):
         ("\ninclude 'y.gin'", 'x.gin:2: no gin file y.gin'),
         ("\ninclude 'x.gin'", 'x.gin:2: x.gin includes itself'),
         ('\nimport no_such', 'x.gin:2: cannot import no_such: No module named'),
+        ('\nimport no_such', 'must be in a folder of PYTHONPATH'),
     ],
 )
 def test_errors_name_file_and_line(folder, content, text):

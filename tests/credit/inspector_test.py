@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import pathlib
 import re
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from hgpo_jax.io import trajectories as trajectories_io
 from tests.credit import browser
 from tests.credit import episodes
 
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _ESTIMATORS = {
     'hgpo': hgpo.HGPO(),
     'grpo': grpo.GRPO(),
@@ -189,6 +191,22 @@ def test_given_files_are_all_shown(tmp_path):
   assert [found[name].alpha for name in mine] == [0.5, 1.0]
   with pytest.raises(ValueError, match='in envs/household_mini.gin; expected'):
     methods.load(['envs/household_mini.gin'])
+
+
+def test_the_page_of_the_documentation_holds(tmp_path):
+  text = (_ROOT / 'docs' / 'credit.md').read_text()
+  (gin_file,) = re.findall(r'```\n(include .*?)```', text, re.S)
+  (tmp_path / 'cov_g2po.gin').write_text(gin_file)
+  found = methods.load([str(tmp_path / 'cov_g2po.gin')])['cov_g2po']
+  assert found == covgpo.CovGPO(base=g2po.G2PO(shrinkage=1.0), level='step')
+  table = text.split('| level | of |')[1]
+  inputs, _ = levels.in_order(episodes.two_tasks())
+  for estimator in methods.load().values():
+    _, metrics = base.estimate(estimator, inputs)
+    for name in metrics:
+      if level := re.fullmatch(r'advantage/(\w+)_groups', name):
+        if level[1] not in ('level3', 'frac_failed'):
+          assert f'`{level[1]}`' in table, name
 
 
 def test_the_episodes_are_not_replaced_by_their_page(tmp_path):
