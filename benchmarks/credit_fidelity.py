@@ -170,7 +170,7 @@ def policies_of(pairs: Sequence[str]) -> dict[str, str]:
   for pair in pairs:
     name, _, folder = pair.partition('=')
     # The name is that of a folder of episodes.
-    if not folder or pathlib.Path(name).name != name:
+    if not folder or name in ('', '.', '..') or '/' in name:
       raise ValueError(f'--policy={pair}; expected --policy=name=folder')
     if name in found:
       raise ValueError(

@@ -204,8 +204,8 @@ def test_the_page_of_the_documentation_holds(tmp_path):
   for estimator in methods.load().values():
     _, metrics = base.estimate(estimator, inputs)
     for name in metrics:
-      if level := re.fullmatch(r'advantage/(\w+)_groups', name):
-        if level[1] not in ('level3', 'frac_failed'):
+      if level := re.fullmatch(r'advantage/(\w+)_mean_group_size', name):
+        if level[1] != 'level3':
           assert f'`{level[1]}`' in table, name
 
 
