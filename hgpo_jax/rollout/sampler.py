@@ -148,11 +148,6 @@ class BoundSampler:
     return None if mesh.empty else mesh
 
   @property
-  def decode_steps(self) -> int:
-    """Decoding steps run so far."""
-    return self._counts['decode_steps']
-
-  @property
   def counts(self) -> dict[str, int]:
     """What has been computed so far, and what was reused instead."""
     return dict(self._counts)

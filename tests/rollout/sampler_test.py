@@ -162,7 +162,7 @@ def test_decoding_stops_when_every_row_has(params, prompts):
   sampler = sampler_lib.Sampler(12, (8,), (8,)).bind(_MODEL, range(_VOCAB))
   completions = sampler.generate(params, prompts, _keys(8), 1.0)
   assert [len(c.ids) for c in completions] == [1] * 8
-  assert sampler.decode_steps == 1
+  assert sampler.counts['decode_steps'] == 1
 
 
 def test_no_compilation_after_warm_up(params):
