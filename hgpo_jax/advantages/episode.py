@@ -81,12 +81,24 @@ def step_returns(
   )
 
 
+def return_sizes(
+    inputs: types.AdvantageInputs, table: grouping.StepTable, gamma: float
+) -> np.ndarray:
+  """Discounted sum of |reward| [U]: rounding noise of a return is a share."""
+  size_N = np.abs(inputs.reward_N)
+  return segments.discounted_returns(
+      size_N[table.row_U], table.trajectory_U, table.step_U, gamma
+  )
+
+
 def normalise_scores(
     score_N: np.ndarray,
     group_N: np.ndarray,
     *,
     divide_by_std: bool,
     counted_N: np.ndarray | None = None,
+    mean_tolerance: float = segments.SPREAD_TOLERANCE,
+    divide_flat: bool = False,
 ) -> segments.Normalised:
   """The episode-level term: (s - mean) [/ (std + eps)] in the task group.
 
@@ -100,6 +112,8 @@ def normalise_scores(
       divide_by_std=divide_by_std,
       keep_singletons=True,
       counted_N=counted_N,
+      mean_tolerance=mean_tolerance,
+      divide_flat=divide_flat,
   )
 
 

@@ -76,13 +76,17 @@ class GiGPO:
         divide_by_std=divide_by_std,
     )
     table = grouping.index_steps(inputs)
-    return_N = episode.step_returns(inputs, table, self.gamma)[table.inverse_N]
+    return_N, size_N = (
+        of_steps(inputs, table, self.gamma)[table.inverse_N]
+        for of_steps in (episode.step_returns, episode.return_sizes)
+    )
     step = segments.normalise(
         return_N - penalty_N,
         grouping.pair_ids(inputs.group_N, self._states(inputs)),
         ddof=1,
         divide_by_std=divide_by_std,
         keep_singletons=False,
+        scale_N=size_N + penalty_N,
     )
     weight = np.float32(self.step_advantage_weight)
     advantage_N = outcome.value_N + weight * step.value_N

@@ -15,7 +15,6 @@ from hgpo_jax.advantages import metrics
 from hgpo_jax.advantages import segments
 
 GOALS = ('success', 'positive_outcome')
-_TINY = 1e-30  # Distances are exact, so returns differ if they do at all.
 
 
 @config.configurable
@@ -110,13 +109,14 @@ class GraphGPO:
     before_U, after_U = self.distances(inputs, table, state_U, next_U)
     if self.enable_similarity and not self.similar_step_groups:
       state_U = inputs.state_N[row_U]
+    return_U = self._returns(before_U, after_U)
     step = segments.normalise(
-        self._returns(before_U, after_U) - penalty_U,
+        return_U - penalty_U,
         grouping.pair_ids(inputs.group_N[row_U], state_U),
         ddof=1,
         divide_by_std=divide_by_std,
         keep_singletons=False,
-        smallest_scale=_TINY,
+        scale_N=return_U + penalty_U,
     )
     weights = self.step_advantage_weight, self.episode_advantage_weight
     advantage_U = (

@@ -53,6 +53,9 @@ class HGPO:
     mode: 'mean_std_norm' divides each level by its std, 'mean_norm' does not.
     gamma: discount a step of the rewards, in [0, 1].
     invalid_action_penalty: c above; 0 for none.
+    mean_tolerance: a step this near to its group's mean, as a share of the
+      group's spread, sits on it. 0 leaves it to rounding, as the original
+      does, whether 0.2 sits on the mean of 0.1, 0.2 and 0.3.
   """
 
   history_length: int = 2
@@ -62,6 +65,7 @@ class HGPO:
   gamma: float = 0.95
   invalid_action_penalty: float = 0.1
   weighting: str = 'length'
+  mean_tolerance: float = segments.SPREAD_TOLERANCE
 
   def __post_init__(self):
     episode.check_range('HGPO.history_length', self.history_length, 0)
@@ -72,6 +76,7 @@ class HGPO:
     episode.check_range(
         'HGPO.invalid_action_penalty', self.invalid_action_penalty, 0.0
     )
+    episode.check_range('HGPO.mean_tolerance', self.mean_tolerance, 0.0, 0.1)
 
   def __call__(
       self, inputs: types.AdvantageInputs
@@ -82,7 +87,9 @@ class HGPO:
     penalty_N = episode.penalty(inputs, self.invalid_action_penalty)
     return_U = episode.step_returns(inputs, table, self.gamma)
     return_U -= penalty_N[table.row_U]
-    levels = self._levels(inputs, table, return_U)
+    size_U = episode.return_sizes(inputs, table, self.gamma)
+    size_U += penalty_N[table.row_U]
+    levels = self._levels(inputs, table, return_U, size_U)
     if self.weighting == 'length':
       lowest = 1.0 if self.base_group else 2.0
       weights = (lowest + np.arange(len(levels)))[:, None] ** self.alpha
@@ -105,6 +112,7 @@ class HGPO:
       inputs: types.AdvantageInputs,
       table: grouping.StepTable,
       return_U: np.ndarray,
+      size_U: np.ndarray,
   ) -> dict[str, segments.Normalised]:
     """Each level's normalised values over the distinct steps, by name."""
     group_U = inputs.group_N[table.row_U]
@@ -116,6 +124,7 @@ class HGPO:
           score_N[table.row_U],
           group_U,
           divide_by_std=divide_by_std,
+          mean_tolerance=self.mean_tolerance,
       )
     keys = grouping.history_ids(
         group_U,
@@ -130,6 +139,8 @@ class HGPO:
           ddof=0,
           divide_by_std=divide_by_std,
           keep_singletons=False,
+          scale_N=size_U,
+          mean_tolerance=self.mean_tolerance,
       )
     return levels
 

@@ -1,13 +1,13 @@
 """Segment reductions over groups of rows, jitted, at bucketed shapes.
 
 A group (segment) is named by an integer id on each of its rows. Statistics
-are float32-safe: rows are sorted by (group, value) first, values are taken
-relative to the first, lowest member of their group, and the mean is refined
-once. Identical values therefore give exactly 0, and the result does not
-depend on the order of the rows or on how groups are numbered.
+are float32-safe: rows are sorted by (group, value) first, and the mean is
+taken off in float64. Identical values therefore give exactly 0, and the
+result does not depend on the order of the rows or on how groups are numbered.
 
-A group is *degenerate* when max - min <= 1e-6 * max(1, |max|, |min|): its
-differences are rounding noise, so every member is exactly 0.
+A group is *degenerate* when max - min <= 1e-6 * scale: its differences are
+rounding noise, so every member is exactly 0. The scale is the size of the
+numbers that the values were made of, by default max(1, |max|, |min|).
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def normalise(
     divide_by_std: bool,
     keep_singletons: bool,
     counted_N: np.ndarray | None = None,
-    smallest_scale: float = 1.0,
+    scale_N: np.ndarray | None = None,
+    mean_tolerance: float = SPREAD_TOLERANCE,
+    divide_flat: bool = False,
 ) -> Normalised:
   """(x - mean) [/ (std + 1e-6)] of each row within its group.
 
@@ -70,25 +72,37 @@ def normalise(
     counted_N: rows that enter the statistics; all by default. Rows left out
       are still normalised. A degenerate sample has no scale to divide by, so
       they only have its mean taken off (std := 1).
-    smallest_scale: replaces the 1 in the definition of degenerate; below 1
-      for values whose small differences count, such as powers of a discount.
+    scale_N: size of the numbers each value was made of, whose largest is the
+      group's scale in the definition of degenerate; max(1, |value|) by
+      default. For values whose small differences count, such as discounted
+      returns.
+    mean_tolerance: rows this near to the mean, as a share of the spread, are
+      exactly 0.
+    divide_flat: divide by a degenerate sample's std all the same, that is by
+      1e-6, which only rows left out of it show.
   """
   num = len(value_N)
   value_N = np.asarray(value_N, np.float32)
   segment_N = np.asarray(segment_N)
   counted_N = np.ones(num, bool) if counted_N is None else counted_N
   counted_N = counted_N & (segment_N >= 0)
+  if scale_N is None:
+    scale_N = np.maximum(np.abs(value_N), np.float32(1.0))
   order = np.lexsort((value_N, segment_N))
+  columns = value_N[order], segment_N[order], counted_N[order]
   value, size, degenerate, variance = _normalise(
       *(
-          _pad(array[order], fill)
+          _pad(array, fill)
           for array, fill in (
-              (value_N, 0.0),
-              (segment_N.astype(np.int32), -1),
-              (counted_N, False),
+              (columns[0], 0.0),
+              (_centred(*columns), 0.0),
+              (np.asarray(scale_N, np.float32)[order], 0.0),
+              (columns[1].astype(np.int32), -1),
+              (columns[2], False),
           )
       ),
-      smallest_scale,
+      mean_tolerance,
+      0.0 if divide_flat else 1.0,
       ddof=ddof,
       divide_by_std=divide_by_std,
       keep_singletons=keep_singletons,
@@ -158,6 +172,20 @@ def above_lowest(value_N: np.ndarray, segment_N: np.ndarray) -> np.ndarray:
   return value_N - low_S[segment_N]
 
 
+def _centred(
+    value_N: np.ndarray, segment_N: np.ndarray, counted_N: np.ndarray
+) -> np.ndarray:
+  """Values less the mean of their group's counted rows; float32.
+
+  Sums of float32 numbers are exact in float64, nearly always: what is on the
+  mean is exactly 0, and nothing else is.
+  """
+  slot_N = np.where(segment_N >= 0, segment_N, 0)
+  total_S = np.bincount(slot_N, counted_N * value_N.astype(np.float64))
+  mean_S = total_S / np.maximum(np.bincount(slot_N, counted_N), 1.0)
+  return (value_N - mean_S[slot_N]).astype(np.float32)
+
+
 def _pad(array: np.ndarray, fill: float) -> np.ndarray:
   extra = bucket(len(array)) - len(array)
   return np.pad(array, (0, extra), constant_values=fill)
@@ -168,9 +196,12 @@ def _pad(array: np.ndarray, fill: float) -> np.ndarray:
 )
 def _normalise(
     value_N: jax.Array,
+    centred_N: jax.Array,
+    scale_N: jax.Array,
     segment_N: jax.Array,
     counted_N: jax.Array,
-    smallest_scale: jax.Array,
+    mean_tolerance: jax.Array,
+    flat_std: jax.Array,
     *,
     ddof: int,
     divide_by_std: bool,
@@ -191,21 +222,13 @@ def _normalise(
   size_N = total(jnp.ones_like(value_N)) * present_N
   low_N = reduce(jax.ops.segment_min, value_N, jnp.inf)
   high_N = reduce(jax.ops.segment_max, value_N, -jnp.inf)
-  count_N = jnp.maximum(size_N, 1.0)
-  centred_N = value_N - low_N
-  centred_N -= total(centred_N) / count_N
-  centred_N -= total(centred_N) / count_N  # Takes the rounding of the sum off.
-
+  noise_N = SPREAD_TOLERANCE * reduce(jax.ops.segment_max, scale_N, 0.0)
   spread_N = high_N - low_N
-  scale_N = jnp.maximum(abs(high_N), abs(low_N))
-  scale_N = jnp.maximum(smallest_scale, scale_N)
-  flat_N = spread_N <= SPREAD_TOLERANCE * scale_N
-  at_mean_N = abs(centred_N) <= SPREAD_TOLERANCE * jnp.where(
-      flat_N, scale_N, spread_N
-  )
-  centred_N = jnp.where(at_mean_N, 0.0, centred_N)
+  flat_N = spread_N <= noise_N
+  near_N = jnp.where(flat_N, noise_N, mean_tolerance * spread_N)
+  centred_N = jnp.where(abs(centred_N) <= near_N, 0.0, centred_N)
   variance_N = total(centred_N**2) / jnp.maximum(size_N - ddof, 1.0)
-  std_N = jnp.where(flat_N, 1.0, jnp.sqrt(variance_N))
+  std_N = jnp.where(flat_N, flat_std, jnp.sqrt(variance_N))
 
   single_N = size_N == 1.0
   alone_N = value_N if keep_singletons else jnp.zeros_like(value_N)

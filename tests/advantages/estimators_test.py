@@ -86,6 +86,43 @@ def test_a_group_of_one():
   assert metrics['advantage/frac_zero_std_groups'] == 0.0
 
 
+@pytest.mark.parametrize('kind', [GiGPO, HGPO])
+def test_far_ends_count_under_a_strong_discount(kind):
+  # Two episodes of 30 steps from one state, one solved: 10 * 0.5^29 or 0.
+  reward = np.zeros(60)
+  reward[29] = 10.0
+  inputs = rows.simple_inputs([np.repeat([10.0, 0.0], 30).tolist()])
+  inputs = dataclasses.replace(
+      inputs,
+      reward_N=reward.astype(np.float32),
+      trajectory_N=np.repeat([0, 1], 30),
+      step_N=np.tile(np.arange(30), 2),
+      state_N=np.tile(np.arange(30), 2),
+  )
+  got = _advantage(kind(gamma=0.5, invalid_action_penalty=0.0), inputs)
+  if kind is GiGPO:
+    got = got - _advantage(GRPO(invalid_action_penalty=0.0), inputs)
+    spread = 0.5**0.5
+  else:
+    spread = 0.5
+  value = 10.0 * 0.5**29
+  want = 0.5 * value / (spread * value + 1e-6)
+  assert got[0] == pytest.approx(want, rel=1e-3, abs=1e-6) and want > 0.009
+  assert got[30] == pytest.approx(-want, rel=1e-3, abs=1e-6)
+
+
+def test_a_step_near_the_mean_of_its_group():
+  inputs = rows.simple_inputs([[0.1, 0.2, 0.3, 0.5]])
+  inputs = dataclasses.replace(inputs, state_N=np.array([0, 0, 0, 1]))
+  options = {'mode': 'mean_norm', 'base_group': True, 'alpha': 0.0}
+  # 0.2 has the level of the task only, or that and a zero beside it.
+  assert _advantage(HGPO(**options), inputs)[1] == pytest.approx(-0.075)
+  exactly = HGPO(**options, mean_tolerance=0.0)
+  assert _advantage(exactly, inputs)[1] == pytest.approx(-0.0375)
+  with pytest.raises(ValueError, match='HGPO.mean_tolerance is 1.0, expected'):
+    HGPO(mean_tolerance=1.0)
+
+
 def test_degenerate_groups_are_told_by_their_own_spread():
   inputs = rows.simple_inputs([[1.0] * 4, [0.0, 1.0, 0.0, 1.0]])
   advantage, metrics = GRPO()(inputs)

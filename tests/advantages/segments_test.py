@@ -30,6 +30,24 @@ def test_rounding_noise_is_not_signal():
   assert (_normalise([0.0, 0.01], [0, 0]).value_N != 0.0).all()
 
 
+def test_noise_is_told_by_what_the_values_were_made_of():
+  # A win from 24 steps away at gamma = 0.5; or what 0.1 - 0.1 left over.
+  tiny = 10.0 * 0.5**24
+  want = 0.5 * tiny / (tiny / 2**0.5 + 1e-6)
+  for size, expected in ((tiny, want), (0.2, want), (1.0, 0.0)):
+    scale = np.array([0.0, size], np.float32)
+    got = _normalise([0.0, tiny], [0, 0], scale_N=scale).value_N
+    np.testing.assert_allclose(got, [-expected, expected], rtol=1e-5)
+
+
+def test_near_the_mean_and_on_it():
+  near, on = [0.1, 0.2, 0.3], [0.0, 5.0, 10.0]
+  assert _normalise(near, [0] * 3).value_N[1] == 0.0
+  exactly = {'mean_tolerance': 0.0}
+  assert 0.0 < abs(_normalise(near, [0] * 3, **exactly).value_N[1]) < 1e-6
+  assert _normalise(on, [0] * 3, **exactly).value_N[1] == 0.0
+
+
 @pytest.mark.parametrize('ddof', [0, 1])
 @pytest.mark.parametrize('divide_by_std', [True, False])
 @pytest.mark.parametrize('offset', [0.0, 1000.0])
@@ -89,6 +107,13 @@ def test_a_flat_sample_is_no_scale():
       [1.0, 1.0, 0.9], [0, 0, 0], counted_N=np.array([True, True, False])
   )
   np.testing.assert_allclose(result.value_N, [0.0, 0.0, -0.1], atol=1e-6)
+  result = _normalise(
+      [1.0, 1.0, 0.9],
+      [0, 0, 0],
+      counted_N=np.array([True, True, False]),
+      divide_flat=True,
+  )
+  np.testing.assert_allclose(result.value_N, [0.0, 0.0, -1e5], rtol=1e-6)
 
 
 def test_order_of_rows_changes_no_bit():
