@@ -57,6 +57,11 @@ class _Case:
           f' {want[worst]:.8g}'
       )
 
+  def refuse_unknown(self, name: str, known: tuple[str, ...]) -> None:
+    """Notes values that would not be compared."""
+    for key in self.expected[name].keys() - set(known):
+      self.wrong.append(f'{name} {key}: nothing here computes it')
+
   def total(self, mode: str, x_BR: jax.Array) -> jax.Array:
     """Aggregates the whole case."""
     return aggregate.aggregate(
@@ -80,6 +85,8 @@ class _Case:
 
 def check(case: dict[str, Any]) -> list[str]:
   """What is wrong on a LOSS case; [] if nothing."""
+  if not case['expected']:
+    return ['nothing to compare']
   golden = _Case(case)
   for name in golden.expected:
     if name.startswith('ppo/'):
@@ -134,6 +141,10 @@ def _check_policy(
     terms_of: Callable[[_Case, jax.Array], policy.PolicyTerms],
 ) -> None:
   expected = golden.expected[name]
+  golden.refuse_unknown(
+      name,
+      ('loss', 'clip_frac', 'clip_frac_lower', 'ppo_kl', 'grad_log_prob'),
+  )
   terms = terms_of(golden, golden.log_prob)
   golden.compare_total(f'{name} loss', mode, terms.loss_BR, expected['loss'])
   mean = aggregate.TOKEN_MEAN
@@ -156,6 +167,9 @@ def _check_policy(
 
 def _check_kl(golden: _Case, name: str) -> None:
   kind, expected = name.removeprefix('kl/'), golden.expected[name]
+  golden.refuse_unknown(
+      name, ('matrix', 'grad_log_prob_of_sum', *aggregate.MODES)
+  )
   kl_BR = kl.kl(kind, golden.log_prob, golden.ref_log_prob)
   golden.compare(f'{name} matrix', kl_BR, expected['matrix'])
   for mode in aggregate.MODES:
@@ -182,14 +196,16 @@ def _check_entropy(golden: _Case) -> None:
 
 
 def _check_total(golden: _Case, name: str) -> None:
-  hyper = golden.hyper
+  hyper, mode = golden.hyper, name.removeprefix('total/')
+  by_length = mode == aggregate.SEQ_MEAN_TOKEN_SUM_NORM
   loss = ppo.PPOLoss(
       clip_low=hyper['clip_low'],
       clip_high=hyper['clip_high'],
       dual_clip=hyper['dual_clip_c'],
       entropy_coef=hyper['entropy_coef'],
       kl_coef=hyper['kl_coef'],
-      aggregation=name.removeprefix('total/'),
+      aggregation=mode,
+      norm_length=golden.width if by_length else 0,
   )
   got, _ = loss(
       golden.log_prob,

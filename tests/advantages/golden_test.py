@@ -21,7 +21,9 @@ CASES = dict(golden_check.read_cases(GIVEN))
     'name', [name for name in CASES if not name.startswith('LOSS')]
 )
 def test_golden(name):
-  assert golden_check.check_case(CASES[name]) == []
+  notes = []
+  assert golden_check.check_case(CASES[name], notes) == []
+  assert not notes  # Unstable rows agree too.
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,59 @@ def test_checker_counts_and_exits(tmp_path, capsys):
   assert 'FAIL GRPO_case11: 1 wrong\n  row 0: advantage' in out
   assert 'SKIP NEW_case00: no estimator named NEW yet' in out
   assert out.endswith('1 passed, 1 failed, 1 skipped\n')
+
+
+def test_checker_notes_unstable_rows(tmp_path, capsys):
+  case = copy.deepcopy(CASES['GRPO_case10'])
+  case['expected']['advantage'][0] += 0.01
+  case['unstable_rows'] = [0]
+  _write(tmp_path, 'GRPO_case10', case)
+  case['expected'].pop('advantage_ref_float32')
+  notes = []
+  assert golden_check.check_case(case, notes) == [] and len(notes) == 1
+  assert golden_check.main([str(tmp_path)]) == 0  # Float32 agrees.
+  case['expected']['advantage'] = [9.0] * 14
+  case['unstable_rows'] = list(range(14))
+  assert len(golden_check.check_case(case)) == 14
+  _write(tmp_path, 'GRPO_case11', case | {'unstable_rows': [1]})
+  assert golden_check.main([str(tmp_path)]) == 1
+  assert '1 passed, 1 failed' in capsys.readouterr().out
+
+
+def test_the_originals_flat_sample():
+  case = {
+      'algorithm': 'GRPO',
+      'hyper': {'stats_over_steps': False, 'invalid_penalty': 0.25},
+      'rows': {
+          'uid': [0, 0, 0],
+          'traj': [0, 0, 1],
+          'step': [0, 1, 0],
+          'obs': [0, 0, 0],
+          'reward': [0, 0, 0],
+          'episode_reward': [0, 0, 0],
+          'valid': [1, 0, 1],
+          'uid_table': ['u'],
+          'traj_table': ['a', 'b'],
+          'obs_table': ['o'],
+      },
+      'expected': {'advantage': [0.0, -250000.0, 0.0]},
+  }
+  assert golden_check.check_case(case) == []
+  case['expected']['advantage'][1] = -240000.0
+  assert len(golden_check.check_case(case)) == 1
+
+
+def test_checker_passes_nothing_uncompared():
+  loss = CASES['LOSS_case09']
+  for case in (loss, CASES['PROJECTION_case00']):
+    assert golden_check.check_case(case | {'expected': {}})
+  more = copy.deepcopy(loss)
+  more['expected']['kl/k1']['median'] = 0.0
+  (wrong,) = golden_check.check_case(more)
+  assert wrong == 'kl/k1 median: nothing here computes it'
+  case = CASES['GRPO_case10']
+  with pytest.raises(golden_check.Skipped, match='no setting new'):
+    golden_check.check_case(case | {'hyper': case['hyper'] | {'new': 1}})
 
 
 def test_checker_refuses_an_empty_folder(tmp_path, capsys):
