@@ -53,11 +53,8 @@ _ORIGINAL = {
     'goal': 'positive_outcome',
     'similar_step_groups': False,
     'mean_tolerance': 0.0,
+    'divide_flat': True,
 }
-
-
-# A z-score is smaller; this is a difference divided by the epsilon alone.
-_UNDIVIDED = 1e3
 
 
 class Skipped(Exception):
@@ -182,9 +179,6 @@ def check_advantages(
     want_N = np.where(np.isnan(want_N), alone_N, want_N)
   if got_N.shape != want_N.shape or got_N.dtype != np.float32:
     return [f'{got_N.dtype} {got_N.shape}, expected float32 {want_N.shape}'], []
-  # Where the statistics have no spread to divide by, nothing is divided here.
-  flat_N = np.abs(want_N) > _UNDIVIDED
-  want_N = np.where(flat_N, want_N * _FIXED['epsilon'], want_N)
   good_N = _near(got_N, want_N)
   unstable_N = np.zeros(len(got_N), bool)
   unstable_N[np.array(case.get('unstable_rows') or (), int)] = True

@@ -98,6 +98,7 @@ def normalise_scores(
     divide_by_std: bool,
     counted_N: np.ndarray | None = None,
     mean_tolerance: float = segments.SPREAD_TOLERANCE,
+    divide_flat: bool = False,
 ) -> segments.Normalised:
   """The episode-level term: (s - mean) [/ (std + eps)] in the task group.
 
@@ -112,6 +113,7 @@ def normalise_scores(
       keep_singletons=True,
       counted_N=counted_N,
       mean_tolerance=mean_tolerance,
+      divide_flat=divide_flat,
   )
 
 

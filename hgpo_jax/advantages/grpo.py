@@ -31,12 +31,16 @@ class GRPO:
     visit_order: which step of an episode is its first: 'step', the one with
       the lowest index, or 'row', the one whose row comes first (as in code
       that shuffles rows before this point). Only without stats_over_steps.
+    divide_flat: where the first steps of a task have the same score, divide
+      what other steps differ from it by 1e-6, as the original does: -1e5 for
+      a malformed action. Only without stats_over_steps.
   """
 
   norm_by_std: bool = True
   stats_over_steps: bool = True
   invalid_action_penalty: float = 0.1
   visit_order: str = 'step'
+  divide_flat: bool = False
 
   def __post_init__(self):
     episode.check_score_fields(self)
@@ -55,6 +59,7 @@ class GRPO:
         inputs.group_N,
         divide_by_std=self.norm_by_std,
         counted_N=counted_N,
+        divide_flat=self.divide_flat,
     )
     return result.value_N, {
         **metrics.level('episode', result),

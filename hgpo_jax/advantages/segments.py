@@ -58,6 +58,7 @@ def normalise(
     counted_N: np.ndarray | None = None,
     scale_N: np.ndarray | None = None,
     mean_tolerance: float = SPREAD_TOLERANCE,
+    divide_flat: bool = False,
 ) -> Normalised:
   """(x - mean) [/ (std + 1e-6)] of each row within its group.
 
@@ -77,6 +78,8 @@ def normalise(
       returns.
     mean_tolerance: rows this near to the mean, as a share of the spread, are
       exactly 0.
+    divide_flat: divide by a degenerate sample's std all the same, that is by
+      1e-6, which only rows left out of it show.
   """
   num = len(value_N)
   value_N = np.asarray(value_N, np.float32)
@@ -99,6 +102,7 @@ def normalise(
           )
       ),
       mean_tolerance,
+      0.0 if divide_flat else 1.0,
       ddof=ddof,
       divide_by_std=divide_by_std,
       keep_singletons=keep_singletons,
@@ -197,6 +201,7 @@ def _normalise(
     segment_N: jax.Array,
     counted_N: jax.Array,
     mean_tolerance: jax.Array,
+    flat_std: jax.Array,
     *,
     ddof: int,
     divide_by_std: bool,
@@ -223,7 +228,7 @@ def _normalise(
   near_N = jnp.where(flat_N, noise_N, mean_tolerance * spread_N)
   centred_N = jnp.where(abs(centred_N) <= near_N, 0.0, centred_N)
   variance_N = total(centred_N**2) / jnp.maximum(size_N - ddof, 1.0)
-  std_N = jnp.where(flat_N, 1.0, jnp.sqrt(variance_N))
+  std_N = jnp.where(flat_N, flat_std, jnp.sqrt(variance_N))
 
   single_N = size_N == 1.0
   alone_N = value_N if keep_singletons else jnp.zeros_like(value_N)

@@ -107,6 +107,13 @@ def test_a_flat_sample_is_no_scale():
       [1.0, 1.0, 0.9], [0, 0, 0], counted_N=np.array([True, True, False])
   )
   np.testing.assert_allclose(result.value_N, [0.0, 0.0, -0.1], atol=1e-6)
+  result = _normalise(
+      [1.0, 1.0, 0.9],
+      [0, 0, 0],
+      counted_N=np.array([True, True, False]),
+      divide_flat=True,
+  )
+  np.testing.assert_allclose(result.value_N, [0.0, 0.0, -1e5], rtol=1e-6)
 
 
 def test_order_of_rows_changes_no_bit():
