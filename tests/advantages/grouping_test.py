@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 
 import numpy as np
 import pytest
@@ -116,12 +115,3 @@ def test_similar_states_need_texts():
   ids = np.array([0, 1])
   with pytest.raises(ValueError, match='got 1 state texts for state ids up'):
     grouping.similar_states(ids, ids, ids, ('a',), 0.9)
-
-
-def test_cost_grows_like_the_rows():
-  rng = np.random.default_rng(0)
-  steps = np.tile(np.arange(50), 4000)
-  group, state = np.arange(200_000) // 400, rng.integers(0, 30, 200_000)
-  start = time.perf_counter()
-  grouping.history_ids(group, state, steps, 5)
-  assert time.perf_counter() - start < 5.0
