@@ -297,8 +297,7 @@ def define_flags() -> None:
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.register_validator(
       'seeds',
-      lambda given: all(map(str.isdecimal, given))
-      and len(set(map(int, given))) == len(given),
+      quickstart.are_seeds,
       'expected numbers, none twice',
   )
   flags.DEFINE_bool('train', True, 'False prints what is finished only.')

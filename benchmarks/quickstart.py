@@ -197,6 +197,13 @@ def main(argv: Sequence[str]) -> None:
   )
 
 
+def are_seeds(given: Sequence[str]) -> bool:
+  """Whether a flag holds numbers, none of them twice."""
+  return all(map(str.isdecimal, given)) and len(set(map(int, given))) == len(
+      given
+  )
+
+
 def define_flags() -> None:
   """Not at import: the training's own flags have some of these names."""
   flags.DEFINE_string(
@@ -205,8 +212,7 @@ def define_flags() -> None:
   flags.DEFINE_list('seeds', ['0', '1', '2'], 'Seeds, by commas.')
   flags.register_validator(
       'seeds',
-      lambda given: all(map(str.isdecimal, given))
-      and len(set(map(int, given))) == len(given),
+      are_seeds,
       'expected numbers, none twice',
   )
   flags.DEFINE_string('gin_file', 'runs/quickstart.gin', 'What to train.')
