@@ -107,13 +107,12 @@ def normalise(
       divide_by_std=divide_by_std,
       keep_singletons=keep_singletons,
   )
-  undo = np.argsort(order)
   return Normalised(
-      np.asarray(value)[:num][undo],
+      _unsorted(value, order),
       segment_N,
-      np.asarray(size)[:num][undo].astype(int),
-      np.asarray(degenerate)[:num][undo],
-      np.asarray(variance)[:num][undo],
+      _unsorted(size, order).astype(int),
+      _unsorted(degenerate, order),
+      _unsorted(variance, order),
   )
 
 
@@ -184,6 +183,13 @@ def _centred(
   total_S = np.bincount(slot_N, counted_N * value_N.astype(np.float64))
   mean_S = total_S / np.maximum(np.bincount(slot_N, counted_N), 1.0)
   return (value_N - mean_S[slot_N]).astype(np.float32)
+
+
+def _unsorted(sorted_: jax.Array, order: np.ndarray) -> np.ndarray:
+  """Padded results of the rows `order`, back at the rows; padding is gone."""
+  result = np.empty(len(order), sorted_.dtype)
+  result[order] = np.asarray(sorted_)[: len(order)]
+  return result
 
 
 def _pad(array: np.ndarray, fill: float) -> np.ndarray:
