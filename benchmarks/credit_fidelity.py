@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
-import math
 import pathlib
 import sys
 import time
@@ -26,7 +25,10 @@ from absl import flags
 from absl import logging
 
 from benchmarks import fidelity_plot
+from benchmarks import fidelity_table
 from hgpo_jax import config
+from hgpo_jax import run_record
+from hgpo_jax import whole_file
 from hgpo_jax.advantages import base
 from hgpo_jax.credit import continuations
 from hgpo_jax.credit import fidelity
@@ -38,27 +40,6 @@ from hgpo_jax.experiment import runtime
 from hgpo_jax.experiment import spec as spec_lib
 from hgpo_jax.experiment import task_order
 
-Table = dict[str, dict[int, dict[str, fidelity.Interval]]]
-
-_HEADS = {
-    'bias': 'bias²',
-    'variance': 'variance',
-    'rank': 'rank correlation',
-    'sign': 'right sign',
-    'cosine': 'gradient cosine',
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-  """What the study found of one policy."""
-
-  success: float
-  probes: int
-  seconds: float
-  noise: float
-  table: Table
-
 
 def study(
     policies: Mapping[str, str],
@@ -67,20 +48,39 @@ def study(
     design: probes.Design,
     settings: fidelity.Study,
     out: pathlib.Path,
-) -> dict[str, Result]:
+) -> dict[str, fidelity_table.Result]:
   """Plays and compares; the same tasks for every policy.
 
   The table and the picture are written anew after each policy.
   """
-  _keep_to(out, {'design': dataclasses.asdict(design), 'policies': policies})
+  if design.pool < max(settings.group_sizes) - 1:
+    raise ValueError(
+        f'--pool={design.pool} is too small for --group_sizes='
+        f'{",".join(map(str, settings.group_sizes))}; expected at least'
+        f' {max(settings.group_sizes) - 1}, all of a group but one'
+    )
+  sources = {
+      name: dataclasses.replace(spec.policy, folder=folder)
+      for name, folder in policies.items()
+  }
+  for source in sources.values():
+    source.check()
+    source.check_weights()
+  _keep_to(
+      out,
+      {
+          'design': dataclasses.asdict(design),
+          'policies': policies,
+          'play': _play(spec),
+      },
+  )
   tasks = task_order.choose(
       spec.env.split(spec.split), design.tasks, design.seed, 0
   )
   found = {}
   with runtime.open_player(spec) as player:
-    for name, folder in policies.items():
+    for name, source in sources.items():
       start = time.monotonic()
-      source = dataclasses.replace(spec.policy, folder=folder)
       params = player.put(source.load(player.model))
       play = continuations.CollectorPlay(
           player.collector, params, design.seed, spec.temperature
@@ -99,69 +99,55 @@ def study(
           spec.temperature,
           spec.minibatches,
       )
-      table = fidelity.compare(settings, sample, estimators, gram_PP, _say)
+      comparison = fidelity.compare(settings, sample, estimators, gram_PP, _say)
       seconds = time.monotonic() - start
       _say(f'{name}: {seconds - played:.0f} s to compare')
-      found[name] = Result(
+      found[name] = fidelity_table.Result(
           sample.success_rate,
           len(sample.probes),
           seconds,
           truth.measure(sample).noise,
-          table,
+          comparison,
       )
       write(found, design, settings, out)
   return found
 
 
-def markdown(
-    results: Mapping[str, Result],
-    design: probes.Design,
-    settings: fidelity.Study,
-) -> str:
-  """The tables, one a policy, with what they were made from."""
-  lines = [
-      f'{design.tasks} tasks, {design.probes} steps of each,'
-      f' {design.continuations} episodes from before and from after each step,'
-      f' groups made {settings.replicates} times from {design.pool} free'
-      ' episodes a task. 95 % intervals: bootstrap over tasks.'
-  ]
-  for name, result in results.items():
-    lines += [
-        '',
-        f'**{name}**: success {100 * result.success:.0f} %,'
-        f' {result.probes} steps, {result.seconds / 60:.0f} minutes. The exact'
-        f' advantages would have a bias² of {result.noise:.2f}: the chance'
-        ' in measuring them.',
-        '',
-        '| estimator | group | ' + ' | '.join(_HEADS.values()) + ' |',
-        '|---|---|' + '---|' * len(_HEADS),
-    ]
-    for estimator, sizes in result.table.items():
-      for size, row in sizes.items():
-        cells = ' | '.join(
-            '' if not size and key in ('bias', 'variance') else _cell(row[key])
-            for key in _HEADS
-        )
-        lines.append(f'| {estimator} | {size or ""} | {cells} |')
-  return '\n'.join(lines) + '\n'
+def _play(spec: spec_lib.Experiment) -> dict[str, object]:
+  """What episodes depend on, beside the design; 'env.max_steps' and so on."""
+  found = {}
+  for name in ('env', 'collector', 'sampler', 'split', 'temperature'):
+    part = getattr(spec, name)
+    for key, value in run_record.flatten(part).items():
+      found[name + key.removeprefix(type(part).__name__)] = value
+  return found
 
 
-def _cell(found: fidelity.Interval) -> str:
-  if math.isnan(found.value):
-    return '–'
-  return f'{found.value:.2f} ({found.low:.2f} to {found.high:.2f})'
-
-
-def _keep_to(out: pathlib.Path, settings: dict[str, object]) -> None:
+def _keep_to(
+    out: pathlib.Path, settings: Mapping[str, Mapping[str, object]]
+) -> None:
   """Refuses to mix episodes of different studies in one folder."""
   path = out / 'study.json'
-  if path.exists() and json.loads(path.read_text()) != settings:
-    raise ValueError(
-        f'{path} is of a study with other settings: {path.read_text()}; these'
-        f' are {json.dumps(settings)}. Give another --out'
-    )
+  if path.exists() and any((out / 'rollouts').rglob('*.jsonl.gz')):
+    flat = lambda found: {
+        f'{part} {key}': value
+        for part, values in found.items()
+        for key, value in values.items()
+    }
+    then, now = flat(json.loads(path.read_text())), flat(settings)
+    differ = [
+        f'{key} is {then.get(key)!r} there, {now.get(key)!r} here'
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key) != now.get(key)
+    ]
+    if differ:
+      raise ValueError(
+          f'{path} is of a study with other settings: {"; ".join(differ[:5])}.'
+          ' Give another --out'
+      )
   out.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(settings))
+  with whole_file.replacing(path) as partial:
+    partial.write_text(json.dumps(settings))
 
 
 def policies_of(pairs: Sequence[str]) -> dict[str, str]:
@@ -182,20 +168,20 @@ def policies_of(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def write(
-    results: Mapping[str, Result],
+    results: Mapping[str, fidelity_table.Result],
     design: probes.Design,
     settings: fidelity.Study,
     out: pathlib.Path,
 ) -> None:
   """Writes fidelity.md and fidelity.svg."""
-  text = markdown(results, design, settings)
+  text = fidelity_table.markdown(results, design, settings)
   (out / 'fidelity.md').write_text(text, encoding='utf-8')
   panels = {
-      f'{name}, {100 * result.success:.0f} % solved': result.table
+      f'{name}, {100 * result.success:.0f} % solved': result.comparison.figures
       for name, result in results.items()
   }
   picture = fidelity_plot.draw(
-      panels, {k: _HEADS[k] for k in ('rank', 'cosine')}
+      panels, {k: fidelity_table.HEADS[k] for k in ('rank', 'cosine')}
   )
   (out / 'fidelity.svg').write_text(picture, encoding='utf-8')
 
@@ -209,23 +195,29 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   logging.set_verbosity(logging.WARNING)  # Gin files are read by the dozen.
   given = flags.FLAGS
-  design = probes.Design(
-      given.tasks,
-      given.probes,
-      given.continuations,
-      given.pool,
-      given.seed,
-  )
-  settings = fidelity.Study(
-      tuple(map(int, given.group_sizes)),
-      given.replicates,
-      given.draws,
-      given.seed,
-  )
   out = pathlib.Path(given.out)
   try:
+    design = probes.Design(
+        given.tasks,
+        given.probes,
+        given.continuations,
+        given.pool,
+        given.seed,
+    )
+    settings = fidelity.Study(
+        tuple(map(int, given.group_sizes)),
+        given.replicates,
+        given.draws,
+        given.seed,
+        given.baseline,
+    )
     policies = policies_of(given.policy)
     estimators = methods.load(given.estimator)
+    if given.baseline not in estimators:
+      expected = f'expected one of {", ".join(estimators)}'
+      if given['baseline'].present:
+        raise ValueError(f'--baseline={given.baseline}; {expected}')
+      _say(f'No differences without --baseline: {expected}.')
     spec = config.load(
         [given.gin_file], given.gin_bindings, root=spec_lib.Experiment
     )
@@ -245,10 +237,15 @@ def define_flags() -> None:
       'estimator', [], 'Gin file of an estimator; repeatable. Default: all.'
   )
   flags.DEFINE_string(
+      'baseline', 'grpo', 'The estimator that the others are compared with.'
+  )
+  flags.DEFINE_string(
       'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
   )
   flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
-  flags.DEFINE_integer('tasks', 48, 'Tasks of each policy.', lower_bound=1)
+  flags.DEFINE_integer(
+      'tasks', 48, 'Of each policy; intervals need two.', lower_bound=2
+  )
   flags.DEFINE_integer('probes', 3, 'Steps of each task.', lower_bound=1)
   flags.DEFINE_integer(
       'continuations',

@@ -19,16 +19,11 @@ text { font: 12px system-ui, 'DejaVu Sans', sans-serif; fill: #1d232b; }
 """
 
 
-def draw(
-    panels: Mapping[
-        str, Mapping[str, Mapping[int, Mapping[str, fidelity.Interval]]]
-    ],
-    heads: Mapping[str, str],
-) -> str:
+def draw(panels: Mapping[str, fidelity.Table], heads: Mapping[str, str]) -> str:
   """A column of dots a policy and figure, a row an estimator.
 
   Args:
-    panels: tables of `fidelity.compare`, by title.
+    panels: figures of `fidelity.compare`, by title.
     heads: figures to show, and what they are called.
   """
   first = next(iter(panels.values()))

@@ -30,8 +30,9 @@ class Figures:
 
   Attributes:
     bias: mean over probes of (m - A')^2: what more groups do not cure; 1 for
-      an estimate that is always 0. The noise of the truth is in it.
-    variance: mean over probes of the variance of c x over replicates.
+      an estimate that is always 0. The noise of the truth is in it. NaN where
+      every true advantage is 0.
+    variance: mean over probes of the variance of c x over replicates. NaN too.
     rank: Spearman's rho over probes, mean over replicates.
     sign: of the probes whose A has a sure sign, the share that gets it; an
       estimate of exactly 0 gets half. NaN where no sign is sure.
@@ -74,13 +75,14 @@ def figures(
     gram_PP: inner products of the gradients g_p.
   """
   square = (truth_RP.mean(0) ** 2).mean()
-  scale = _ratio((estimate_RP * truth_RP).sum(), (estimate_RP**2).sum())
+  size = (estimate_RP**2).sum()
+  scale = (estimate_RP * truth_RP).sum() / size if size > 0.0 else 0.0
   scaled_RP = scale * estimate_RP
   miss_P = scaled_RP.mean(0) - truth_RP.mean(0)
   right_RP = 0.5 + 0.5 * np.sign(estimate_RP) * np.sign(truth_RP)
   return Figures(
-      bias=_ratio((miss_P**2).mean(), square),
-      variance=_ratio(scaled_RP.var(0).mean(), square),
+      bias=truth_lib.share((miss_P**2).mean(), square),
+      variance=truth_lib.share(scaled_RP.var(0).mean(), square),
       rank=float(
           np.mean(
               [
@@ -94,7 +96,27 @@ def figures(
   )
 
 
-def intervals(
+# Figures by estimator, group size and name.
+Table = Mapping[str, Mapping[int, Mapping[str, Interval]]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """Estimators beside the truth, and beside one of them.
+
+  Attributes:
+    figures: of each estimator, and of `CEILING` (at size 0).
+    gaps: the figures minus those of the baseline in the same groups, with
+      intervals of the difference: estimators share tasks, probes and chance,
+      so these tell more than two intervals side by side. Empty where the
+      baseline is not compared.
+  """
+
+  figures: Table
+  gaps: Table
+
+
+def bootstrap(
     estimate_RP: np.ndarray,
     truth_RP: np.ndarray,
     sure_RP: np.ndarray,
@@ -102,29 +124,40 @@ def intervals(
     task_P: np.ndarray,
     draws: int,
     seed: int = 0,
-) -> dict[str, Interval]:
-  """The figures by name, each with its interval.
+) -> np.ndarray:
+  """The figures [1 + draws, len(NAMES)]: of all tasks, then of each draw.
 
   Tasks are drawn with replacement, with all of their probes: probes of one
-  task are not independent.
+  task are not independent. The same seed draws the same tasks.
   """
   rng = np.random.default_rng(seed)
   members = [np.flatnonzero(task_P == task) for task in np.unique(task_P)]
-  make = lambda i: dataclasses.astuple(
-      figures(
-          estimate_RP[:, i], truth_RP[:, i], sure_RP[:, i], gram_PP[i][:, i]
-      )
-  )
-  value = make(np.arange(len(task_P)))
   drawn = [
-      make(np.concatenate([members[k] for k in some]))
+      np.concatenate([members[k] for k in some])
       for some in rng.integers(len(members), size=(draws, len(members)))
   ]
+  return np.array(
+      [
+          dataclasses.astuple(
+              figures(
+                  estimate_RP[:, i],
+                  truth_RP[:, i],
+                  sure_RP[:, i],
+                  gram_PP[i][:, i],
+              )
+          )
+          for i in [np.arange(len(task_P)), *drawn]
+      ]
+  )
+
+
+def intervals(values_DF: np.ndarray) -> dict[str, Interval]:
+  """The figures by name, or differences of them, from `bootstrap`."""
   found = {}
-  for place, name in enumerate(NAMES):
-    some = [row[place] for row in drawn if not math.isnan(row[place])]
-    low, high = np.percentile(some or [math.nan], _LEVELS)
-    found[name] = Interval(value[place], float(low), float(high))
+  for name, values_D in zip(NAMES, values_DF.T):
+    drawn = values_D[1:][~np.isnan(values_D[1:])]
+    low, high = np.percentile(drawn if drawn.size else [math.nan], _LEVELS)
+    found[name] = Interval(float(values_D[0]), float(low), float(high))
   return found
 
 
@@ -137,12 +170,14 @@ class Study:
     replicates: R, groups made around each probe; even.
     draws: of the bootstrap, at least 1.
     seed: of groups and draws.
+    baseline: the estimator that the others are compared with.
   """
 
   group_sizes: tuple[int, ...] = (4, 8, 16)
   replicates: int = 16
   draws: int = 400
   seed: int = 0
+  baseline: str = 'grpo'
 
   def __post_init__(self):
     if self.replicates < 2 or self.replicates % 2:
@@ -160,8 +195,8 @@ def compare(
     estimators: Mapping[str, base.Estimator],
     gram_PP: np.ndarray,
     report: Callable[[str], None] = lambda text: None,
-) -> dict[str, dict[int, dict[str, Interval]]]:
-  """Figures by estimator and group size, and of `CEILING` (at size 0).
+) -> Comparison:
+  """Figures of all estimators in the same groups, and of `CEILING`.
 
   Of the latter, bias and variance say nothing: see `Truth.noise`.
   """
@@ -170,19 +205,27 @@ def compare(
   half_R = np.arange(study.replicates) % 2
   truth_RP = truth.other_HP[half_R]
   sure_RP = (np.abs(truth.other_HP) > _SURE * truth.error_HP)[half_R]
-  table = {name: {} for name in estimators}
   rest = gram_PP, task_P, study.draws, study.seed
+  table = {name: {} for name in estimators}
+  gaps = {}
+  if study.baseline in estimators:
+    gaps = {name: {} for name in estimators if name != study.baseline}
   for size in study.group_sizes:
     found = truth_lib.estimates(
         sample, dict(estimators), size, study.replicates, study.seed
     )
-    for name, estimate_RP in found.items():
-      table[name][size] = intervals(estimate_RP, truth_RP, sure_RP, *rest)
+    drawn = {
+        name: bootstrap(estimate_RP, truth_RP, sure_RP, *rest)
+        for name, estimate_RP in found.items()
+    }
+    for name, values_DF in drawn.items():
+      table[name][size] = intervals(values_DF)
+    for name in gaps:
+      gaps[name][size] = intervals(drawn[name] - drawn[study.baseline])
     report(f'groups of {size}: {len(found)} estimators compared')
-  table[CEILING] = {
-      0: intervals(truth.half_HP, truth.half_HP[::-1], sure_RP[:2], *rest)
-  }
-  return table
+  ceiling_DF = bootstrap(truth.half_HP, truth.half_HP[::-1], sure_RP[:2], *rest)
+  table[CEILING] = {0: intervals(ceiling_DF)}
+  return Comparison(table, gaps)
 
 
 def _cosines(
@@ -193,7 +236,3 @@ def _cosines(
   return np.where(
       size_R > 0.0, inner(x_RP, y_RP) / np.where(size_R > 0.0, size_R, 1.0), 0.0
   )
-
-
-def _ratio(above: float, below: float) -> float:
-  return float(above / below) if below > 0.0 else 0.0

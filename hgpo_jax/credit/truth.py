@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 import dataclasses
+import math
 
 import numpy as np
 
@@ -39,11 +40,19 @@ class Truth:
 
   @property
   def noise(self) -> float:
-    """Share of the mean of A^2 that is chance: the bias of the exact A."""
+    """Share of the mean of A^2 that is chance: the bias of the exact A.
+
+    NaN where every measured A is 0.
+    """
     square = (self.mean_P**2).mean()
     # The mean of two measurements has a quarter of their squared difference.
     noise = 0.25 * (np.diff(self.half_HP, axis=0) ** 2).mean()
-    return float(noise / square) if square > 0.0 else 0.0
+    return share(noise, square)
+
+
+def share(error: float, square: float) -> float:
+  """Of the mean square of the true advantages; NaN where that is 0."""
+  return float(error / square) if square > 0.0 else math.nan
 
 
 def measure(sample: probes_lib.Sample) -> Truth:

@@ -52,6 +52,10 @@ def test_brute_force_finds_the_known_advantages(sample):
   assert noise == pytest.approx(miss, rel=0.4)
 
 
+def test_the_noise_of_no_advantages_is_no_number():
+  assert np.isnan(truth.Truth(*np.zeros((3, 2, 5))).noise)
+
+
 def test_probes_are_steps_as_the_policy_takes_them(sample):
   assert len(sample.probes) == 72
   ups = np.mean([probe.step.action == 'up' for probe in sample.probes])
@@ -118,6 +122,8 @@ def test_figures_of_estimates_that_are_right_wrong_or_silent():
   assert (wrong.rank, wrong.sign, wrong.cosine) == pytest.approx((-1, 0, -1))
   silent = _compare(0.0 * truth_RP, truth_RP)
   assert dataclasses.astuple(silent) == pytest.approx((1, 0, 0, 0.5, 0))
+  nothing_to_find = _compare(truth_RP, 0.0 * truth_RP)
+  assert np.isnan([nothing_to_find.bias, nothing_to_find.variance]).all()
 
 
 def test_bias_and_variance_make_up_the_error():
@@ -157,29 +163,34 @@ def test_intervals_are_as_wide_as_theory_says():
   estimate_RP = np.tile(np.where(rng.random(200) < 0.7, 1.0, -1.0), (2, 1))
   rest = np.ones((2, 200), bool), np.eye(200)
   single = fidelity.intervals(
-      estimate_RP, truth_RP, *rest, np.arange(200), draws=500
+      fidelity.bootstrap(
+          estimate_RP, truth_RP, *rest, np.arange(200), draws=500
+      )
   )['sign']
   half = 1.96 * np.sqrt(single.value * (1 - single.value) / 200)
   assert single.high - single.low == pytest.approx(2 * half, rel=0.2)
   # Probes of one task that say the same are one observation.
   copies = np.repeat(np.arange(50), 4)
+  repeated_RP = np.repeat(estimate_RP[:, :50], 4, 1)
   together = fidelity.intervals(
-      np.repeat(estimate_RP[:, :50], 4, 1), truth_RP, *rest, copies, draws=500
+      fidelity.bootstrap(repeated_RP, truth_RP, *rest, copies, draws=500)
   )['sign']
   assert together.high - together.low > 1.6 * (single.high - single.low)
 
 
 def test_estimators_that_see_states_come_nearer(sample):
   """The only chance in this game is the player's: states tell it all."""
-  found = fidelity.compare(
+  comparison = fidelity.compare(
       fidelity.Study(group_sizes=(8,), replicates=4, draws=50),
       sample,
       {
           'grpo': _OUTCOME,
           'gigpo': gigpo.GiGPO(mode='mean_norm', gamma=1.0),
+          'grpo_again': _OUTCOME,
       },
       np.eye(len(sample.probes)),
   )
+  found, gaps = comparison.figures, comparison.gaps
   grpo_8, gigpo_8 = found['grpo'][8], found['gigpo'][8]
   ceiling = found[fidelity.CEILING][0]
   assert gigpo_8['rank'].value > grpo_8['rank'].value
@@ -188,6 +199,23 @@ def test_estimators_that_see_states_come_nearer(sample):
     assert (
         figure.low <= figure.value + 0.1 and figure.high >= figure.value - 0.1
     )
+  # Pairs share tasks, so a difference is surer than either of its sides.
+  assert list(gaps) == ['gigpo', 'grpo_again']
+  gap, sides = gaps['gigpo'][8]['rank'], (gigpo_8['rank'], grpo_8['rank'])
+  assert gap.value == pytest.approx(sides[0].value - sides[1].value)
+  assert gap.low > 0.0
+  for figure in gaps['grpo_again'][8].values():
+    assert dataclasses.astuple(figure) == (0.0, 0.0, 0.0)
+
+
+def test_without_the_baseline_there_are_no_differences(sample):
+  found = fidelity.compare(
+      fidelity.Study(group_sizes=(4,), replicates=2, draws=2),
+      sample,
+      {'mine': _OUTCOME},
+      np.eye(len(sample.probes)),
+  )
+  assert found.gaps == {} and list(found.figures) == ['mine', fidelity.CEILING]
 
 
 def test_a_sample_goes_on_where_it_was_stopped(tmp_path):

@@ -93,7 +93,7 @@ def test_the_whole_study_gives_figures(played):
       sample,
       {'grpo': grpo.GRPO(), 'g2po': g2po.G2PO()},
       np.eye(len(sample.probes)),
-  )
+  ).figures
   assert list(table) == ['grpo', 'g2po', fidelity.CEILING]
   for size in (2, 4):
     assert -1.0 <= table['g2po'][size]['rank'].value <= 1.0
