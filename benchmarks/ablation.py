@@ -7,27 +7,29 @@ Trains once a setting, method and seed, each in its own run folder
 whenever it is stopped, what is finished is paired. A finished run is skipped, a
 stopped one goes on, one of other settings is refused. After each run the table
 of all that is finished is written to `<out>/ablation.md`.
+
+A method of one's own is a gin file that binds `Experiment.estimator`:
+
+  python -m benchmarks.ablation --methods=grpo,hgpo,my.gin
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import itertools
-import math
 import pathlib
 import sys
 
 from absl import app
 from absl import flags
 from absl import logging
-import numpy as np
 
+from benchmarks import ablation_table
 from benchmarks import quickstart
 from hgpo_jax import config
 from hgpo_jax.experiment import run_folder
 from hgpo_jax.experiment import spec as spec_lib
-from hgpo_jax.io import metrics
 
 BUDGET = 'training/ablation.gin'
 SETTINGS = {
@@ -35,25 +37,49 @@ SETTINGS = {
     'hard': 'envs/household_hard.gin',
 }
 SEEDS = {'mini': 5, 'hard': 3}
-BASELINE = 'grpo'
-# What the table calls a method: its gin file in gin/algorithms, or, where that
-# is followed by '_observed', the same with states known by their text alone.
-METHODS = {
-    'grpo': 'GRPO',
-    'gigpo': 'GiGPO',
-    'hgpo': 'HGPO',
-    'g2po': 'G2PO',
-    'graphgpo': 'GraphGPO',
-    'progpo': 'ProGPO',
-    'covgpo_grpo': 'CovGPO over GRPO',
-    'covgpo_hgpo': 'CovGPO over HGPO',
-    'g2po_observed': 'G2PO, states as observations',
-    'graphgpo_observed': 'GraphGPO, states as observations',
-}
-_OBSERVED = '_observed'
-MAIN = [name for name in METHODS if not name.endswith(_OBSERVED)]
-# How a method knows a state again, as published; the others by observation.
-STATES = {'g2po': 'admissible', 'graphgpo': 'inventory'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+  """What is compared.
+
+  Attributes:
+    name: of the folder of its runs.
+    label: in the table.
+    gin_file: that of the estimator.
+    state_key: how a state is known again; None leaves it to the gin file.
+  """
+
+  name: str
+  label: str
+  gin_file: str
+  state_key: str | None = 'observation'
+
+
+_METHODS = (
+    Method('grpo', 'GRPO', 'algorithms/grpo.gin'),
+    Method('gigpo', 'GiGPO', 'algorithms/gigpo.gin'),
+    Method('hgpo', 'HGPO', 'algorithms/hgpo.gin'),
+    Method('g2po', 'G2PO', 'algorithms/g2po.gin', 'admissible'),
+    Method('graphgpo', 'GraphGPO', 'algorithms/graphgpo.gin', 'inventory'),
+    Method('progpo', 'ProGPO', 'algorithms/progpo.gin'),
+    Method('covgpo_grpo', 'CovGPO over GRPO', 'algorithms/covgpo_grpo.gin'),
+    Method('covgpo_hgpo', 'CovGPO over HGPO', 'algorithms/covgpo_hgpo.gin'),
+)
+# The two that know a state by more than its text as published, without that.
+_OBSERVED = (
+    Method(
+        'g2po_observed', 'G2PO, states as observations', 'algorithms/g2po.gin'
+    ),
+    Method(
+        'graphgpo_observed',
+        'GraphGPO, states as observations',
+        'algorithms/graphgpo.gin',
+    ),
+)
+METHODS = {method.name: method for method in _METHODS + _OBSERVED}
+MAIN = [method.name for method in _METHODS]
+BASELINE = METHODS['grpo']
 HELD_FIXED = (
     'Same for all: the packaged policy, the order of tasks and the seeds of'
     ' sampling and of minibatches, episodes an iteration, iterations, loss and'
@@ -61,8 +87,9 @@ HELD_FIXED = (
     " action, gamma 0.95 (GraphGPO's 0.1 is the price of a step of distance)."
     ' States are known again as published: by observation, for G2PO with the'
     ' admissible commands, for GraphGPO with what was moved as well. Other knobs'
-    ' are those of gin/algorithms. Steps without an advantage are dropped, so methods differ'
-    ' in how many updates an iteration has.'
+    ' are those of gin/algorithms; for a gin file of your own, whatever it binds.'
+    ' Steps without an advantage are dropped, so methods differ in how many'
+    ' updates an iteration has.'
 )
 
 
@@ -71,53 +98,76 @@ class Job:
   """One training of the comparison."""
 
   setting: str
-  method: str
+  method: Method
   seed: int
 
   def folder(self, out: pathlib.Path) -> pathlib.Path:
-    return out / self.setting / self.method / f'seed{self.seed}'
+    return out / self.setting / self.method.name / f'seed{self.seed}'
 
   @property
   def gin_files(self) -> list[str]:
     """The estimator last, then nothing that could replace what it set."""
-    name = self.method.removesuffix(_OBSERVED)
-    return [BUDGET, SETTINGS[self.setting], f'algorithms/{name}.gin']
+    return [BUDGET, SETTINGS[self.setting], self.method.gin_file]
 
   @property
   def bindings(self) -> list[str]:
     """All start with the same policy: what it can do is measured once a seed."""
     first = self.method == BASELINE
-    return [
+    bindings = [
         f'Experiment.seed = {self.seed}',
         f'Evaluation.before_training = {first}',
-        f'AlfworldEnv.state_key = {STATES.get(self.method, "observation")!r}',
     ]
+    if self.method.state_key is not None:
+      bindings.append(f'AlfworldEnv.state_key = {self.method.state_key!r}')
+    return bindings
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-  """What a finished training measured; shares, not percent.
+def methods(names: Sequence[str]) -> list[Method]:
+  """The methods of these names, or of these gin files.
 
-  Attributes:
-    before: held-out success before the first iteration; nan where that was not
-      evaluated.
-    after: held-out success after the last.
-    training: mean success of the episodes trained on, all iterations alike.
-    failed: share of groups without a success, in the first iteration.
-    updates: optimizer updates in all.
-    minutes: of play, learning and evaluation.
+  Raises:
+    UsageError: none, an unknown name, or two whose runs would share a folder
+      or a row.
   """
+  found = [_method(name) for name in names]
+  if not found:
+    raise app.UsageError(f'--methods= is empty; try {",".join(MAIN)}')
+  by_folder = dict(METHODS)
+  by_label = {method.label: method for method in METHODS.values()}
+  for method in found:
+    # Some file systems take no notice of case.
+    other = by_folder.setdefault(method.name.lower(), method)
+    same_row = by_label.setdefault(method.label, method)
+    for rival, place in (
+        (other, f'folder {other.name}'),
+        (same_row, f'row {method.label!r} of the table'),
+    ):
+      if rival != method:
+        raise app.UsageError(
+            f'--methods={",".join(names)}: runs of {method.gin_file} and of'
+            f' {rival.gin_file} would share the {place}; rename one of the'
+            ' files'
+        )
+  return list(dict.fromkeys(found))
 
-  before: float
-  after: float
-  training: float
-  failed: float
-  updates: float
-  minutes: float
+
+def _method(name: str) -> Method:
+  if name in METHODS:
+    return METHODS[name]
+  for method in _METHODS:
+    if name == method.gin_file:
+      return method
+  if not name.endswith('.gin'):
+    raise app.UsageError(
+        f'--methods: {name!r} is unknown; expected some of'
+        f' {", ".join(METHODS)}, or gin files of your own (<name>.gin)'
+    )
+  stem = pathlib.Path(name).stem
+  return Method(stem, stem, name, state_key=None)
 
 
 def jobs(
-    settings: Sequence[str], methods: Sequence[str], seeds: Sequence[int]
+    settings: Sequence[str], compared: Sequence[Method], seeds: Sequence[int]
 ) -> Iterator[Job]:
   """All methods of one seed, in all settings, before the next seed.
 
@@ -126,7 +176,7 @@ def jobs(
   of = {s: list(seeds) or list(range(SEEDS[s])) for s in settings}
   for seed in sorted(set(itertools.chain.from_iterable(of.values()))):
     for setting in settings:
-      for method in methods:
+      for method in compared:
         if seed in of[setting]:
           yield Job(setting, method, seed)
 
@@ -144,116 +194,51 @@ def finished(job: Job, run_dir: pathlib.Path, bindings: Sequence[str]) -> bool:
     return config.check_resume(run_dir) and run_folder.finished(spec, run_dir)
   except config.ConfigError as error:
     raise config.ConfigError(
-        f'{job.method} in the setting {job.setting}: {error.message}'
+        f'{job.method.name} in the setting {job.setting}: {error.message}'
     ) from error
 
 
-def read(run_dir: pathlib.Path) -> Outcome:
-  """What a finished training measured."""
-  lines = metrics.read(run_dir)
-  played = [line for line in lines if 'rollout/success_rate' in line]
-  return Outcome(
-      before=lines[0].get('eval/success_rate', math.nan),
-      after=lines[-1]['eval/success_rate'],
-      training=float(np.mean([x['rollout/success_rate'] for x in played])),
-      failed=played[0]['advantage/frac_failed_groups'],
-      updates=sum(x['update/count'] for x in played),
-      minutes=quickstart.minutes(lines),
-  )
-
-
-def table(found: Mapping[Job, Outcome], setting: str) -> str:
-  """The Markdown table of a setting: a row a method that has finished runs."""
-  lines = [
-      '| estimator | seeds | held-out success before, % | after, % | sd over'
-      ' seeds | minus GRPO, points (95 %) | success in training, % | minus'
-      ' GRPO, points (95 %) | groups failed at first, % | updates | minutes |',
-      '|' + '---|' * 11,
-  ]
-  for method, name in METHODS.items():
-    mine = _by_seed(found, setting, method)
-    if mine:
-      cells = _cells(mine, _by_seed(found, setting, BASELINE), method)
-      lines.append(f'| {name} | ' + ' | '.join(cells) + ' |')
-  return '\n'.join(lines)
-
-
-def _by_seed(
-    found: Mapping[Job, Outcome], setting: str, method: str
-) -> dict[int, Outcome]:
-  return {
-      job.seed: outcome
-      for job, outcome in found.items()
-      if (job.setting, job.method) == (setting, method)
-  }
-
-
-def _cells(
-    mine: Mapping[int, Outcome], theirs: Mapping[int, Outcome], method: str
-) -> list[str]:
-  values = {
-      field.name: [getattr(outcome, field.name) for outcome in mine.values()]
-      for field in dataclasses.fields(Outcome)
-  }
-  mean = {name: float(np.mean(x)) for name, x in values.items()}
-  spread = 100 * np.std(values['after'], ddof=1) if len(mine) > 1 else np.nan
-  gap = lambda field: '' if method == BASELINE else paired(mine, theirs, field)
-  return [
-      str(len(mine)),
-      '' if math.isnan(mean['before']) else f'{100 * mean["before"]:.1f}',
-      f'{100 * mean["after"]:.1f}',
-      f'{spread:.1f}' if len(mine) > 1 else '',
-      gap('after'),
-      f'{100 * mean["training"]:.1f}',
-      gap('training'),
-      f'{100 * mean["failed"]:.0f}',
-      f'{mean["updates"]:.0f}',
-      f'{mean["minutes"]:.1f}',
-  ]
-
-
-def paired(
-    mine: Mapping[int, Outcome], theirs: Mapping[int, Outcome], field: str
+def page(
+    found: Mapping[str, ablation_table.Methods], where: Sequence[str]
 ) -> str:
-  """Mean difference over the seeds that both have, with its t-interval.
-
-  A pair shares the seed, so the tasks, their order and the seed of sampling;
-  what differs between seeds is not in the interval.
-  """
-  both = sorted(set(mine) & set(theirs))
-  if not both:
-    return ''
-  gaps = [
-      100 * (getattr(mine[s], field) - getattr(theirs[s], field)) for s in both
-  ]
-  mean, low, high = quickstart.over_seeds(gaps)
-  if len(both) < 2:
-    return f'{mean:+.1f}'
-  pairs = '' if len(both) == len(mine) else f', {len(both)} pairs'
-  return f'{mean:+.1f} ({low:+.1f} to {high:+.1f}{pairs})'
-
-
-def page(found: Mapping[Job, Outcome], where: Sequence[str]) -> str:
   """The whole report: what was held fixed, a table a setting, the machine."""
   parts = [HELD_FIXED] if found else ['No training has finished yet.']
-  for setting, gin_file in SETTINGS.items():
-    if any(job.setting == setting for job in found):
-      parts.append(f'`{gin_file}`:\n\n{table(found, setting)}')
+  for setting, runs in found.items():
+    parts.append(
+        f'`{SETTINGS[setting]}`:\n\n'
+        f'{ablation_table.table(runs, BASELINE.label)}'
+    )
   return '\n\n'.join([*parts, *where]) + '\n'
 
 
-def _report(out: pathlib.Path, bindings: Sequence[str]) -> str:
+def _report(
+    out: pathlib.Path, wanted: Sequence[Method], bindings: Sequence[str]
+) -> str:
   """Writes and returns the page of everything finished under `out`."""
   found, where = {}, {}
-  for job in jobs(list(SETTINGS), list(METHODS), _seeds_of(out)):
+  every = dict.fromkeys([*METHODS.values(), *wanted])
+  seeds = _seeds_of(out)
+  for setting, method, seed in itertools.product(SETTINGS, every, seeds):
+    job = Job(setting, method, seed)
     run_dir = job.folder(out)
     if run_dir.is_dir() and finished(job, run_dir, bindings):
-      found[job] = read(run_dir)
+      runs = found.setdefault(setting, {}).setdefault(method.label, {})
+      runs[seed] = ablation_table.read(run_dir)
       where[quickstart.where(run_dir)] = None
-  text = page(found, list(where))
+  text = page(found, [*_passed_over(out, every), *where])
   out.mkdir(parents=True, exist_ok=True)
   (out / 'ablation.md').write_text(text)
   return text
+
+
+def _passed_over(out: pathlib.Path, known: Iterable[Method]) -> list[str]:
+  """Names the runs whose gin file is not known, if there are any."""
+  folders = {path.parent.name for path in out.glob('*/*/seed*')}
+  rest = sorted(folders - {method.name for method in known})
+  return [
+      f'Not in a table: runs of `{name}`; name its gin file in --methods.'
+      for name in rest
+  ]
 
 
 def _seeds_of(out: pathlib.Path) -> list[int]:
@@ -266,25 +251,27 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
-  for name, known in (('settings', SETTINGS), ('methods', METHODS)):
-    if not getattr(given, name) or not set(getattr(given, name)) <= set(known):
-      raise app.UsageError(
-          f'--{name}={",".join(getattr(given, name))}; expected some of'
-          f' {", ".join(known)}'
-      )
+  if not given.settings or not set(given.settings) <= set(SETTINGS):
+    raise app.UsageError(
+        f'--settings={",".join(given.settings)}; expected some of'
+        f' {", ".join(SETTINGS)}'
+    )
   out, bindings = pathlib.Path(given.out), given.gin_bindings
-  wanted = [*jobs(given.settings, given.methods, [*map(int, given.seeds)])]
+  compared = methods(given.methods)
+  wanted = [*jobs(given.settings, compared, [*map(int, given.seeds)])]
   try:
-    # All of them first: a binding may be wrong for the last method alone.
+    # All of them first: a binding may be wrong for the last method alone, or
+    # not be that of what lies in `out`, with which the table would end.
     left = [
         job for job in wanted if not finished(job, job.folder(out), bindings)
     ]
+    report = _report(out, compared, bindings)
     for number, job in enumerate(left if given.train else (), 1):
       run_dir = job.folder(out)
       print(f'{number} of {len(left)}: {run_dir}', flush=True)
       quickstart.train(run_dir, job.gin_files, [*bindings, *job.bindings])
-      _report(out, bindings)
-    print(f'\n{_report(out, bindings)}')
+      report = _report(out, compared, bindings)
+    print(f'\n{report}')
   except config.ConfigError as error:
     sys.exit(f'error: {error}')
 
@@ -293,7 +280,7 @@ def define_flags() -> None:
   """Not at import: the training's own flags have some of these names."""
   flags.DEFINE_string('out', 'runs/ablation', 'Folder of all run folders.')
   flags.DEFINE_list('settings', list(SETTINGS), 'Games, by commas.')
-  flags.DEFINE_list('methods', MAIN, 'Estimators, by commas.')
+  flags.DEFINE_list('methods', MAIN, 'Estimators or gin files, by commas.')
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.register_validator(
       'seeds',

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import types
 
+from absl import app
+from absl import flags
 import numpy as np
 import pytest
 
 from benchmarks import ablation
+from benchmarks import ablation_table
+from benchmarks import quickstart
 from hgpo_jax import config
 from hgpo_jax.experiment import spec as spec_lib
 
@@ -21,12 +26,13 @@ def _clean():
 
 
 def _outcome(after, training=0.5):
-  return ablation.Outcome(0.3, after, training, 0.25, 80.0, 3.0)
+  return ablation_table.Outcome(0.3, after, training, 0.25, 80.0, 3.0)
 
 
 def test_all_methods_of_a_seed_come_before_the_next_seed():
-  order = [*ablation.jobs(['mini', 'hard'], ['grpo', 'hgpo'], [])]
-  assert [(j.setting, j.method, j.seed) for j in order[:5]] == [
+  two = ablation.methods(['grpo', 'hgpo'])
+  order = [*ablation.jobs(['mini', 'hard'], two, [])]
+  assert [(j.setting, j.method.name, j.seed) for j in order[:5]] == [
       ('mini', 'grpo', 0),
       ('mini', 'hgpo', 0),
       ('hard', 'grpo', 0),
@@ -34,14 +40,14 @@ def test_all_methods_of_a_seed_come_before_the_next_seed():
       ('mini', 'grpo', 1),
   ]
   assert len(order) == len(set(order)) == 2 * 5 + 2 * 3
-  assert len([*ablation.jobs(['hard'], ['grpo'], [4, 7])]) == 2
+  assert len([*ablation.jobs(['hard'], two[:1], [4, 7])]) == 2
 
 
 @pytest.mark.parametrize('setting', ablation.SETTINGS)
 def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
   specs = {}
-  for job in ablation.jobs([setting], list(ablation.METHODS), [3]):
-    specs[job.method] = config.load(
+  for job in ablation.jobs([setting], [*ablation.METHODS.values()], [3]):
+    specs[job.method.name] = config.load(
         job.gin_files, job.bindings, root=spec_lib.Experiment
     )
   base = specs['grpo']
@@ -71,7 +77,8 @@ def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
 def test_the_hard_setting_differs_in_its_games_alone():
   mini, hard = (
       config.load(
-          ablation.Job(setting, 'grpo', 0).gin_files, root=spec_lib.Experiment
+          ablation.Job(setting, ablation.BASELINE, 0).gin_files,
+          root=spec_lib.Experiment,
       )
       for setting in ('mini', 'hard')
   )
@@ -100,10 +107,18 @@ def test_a_finished_run_is_read(tmp_path):
     lines[0] |= before
     text = ''.join(json.dumps(line) + '\n' for line in lines)
     (tmp_path / 'metrics.jsonl').write_text(text)
-    found = dataclasses.astuple(ablation.read(tmp_path))
+    found = dataclasses.astuple(ablation_table.read(tmp_path))
     assert found[1:] == pytest.approx((0.75, 0.3, 0.5, 6.0, 2.0))
     assert math.isnan(found[0]) != bool(before)
   assert found[0] == 0.25
+  # An estimator of one's own reports what it likes.
+  del lines[0]['advantage/frac_failed_groups']
+  text = ''.join(json.dumps(line) + '\n' for line in lines)
+  (tmp_path / 'metrics.jsonl').write_text(text)
+  found = ablation_table.read(tmp_path)
+  assert math.isnan(found.failed) and found.updates == 6.0
+  row = ablation_table.table({'mine': {0: found}}, 'GRPO').splitlines()[-1]
+  assert row == '| mine | 1 | 25.0 | 75.0 |  |  | 30.0 |  |  | 6 | 2.0 |'
 
 
 def test_differences_are_taken_seed_by_seed():
@@ -111,32 +126,67 @@ def test_differences_are_taken_seed_by_seed():
   theirs = {0: _outcome(0.50), 1: _outcome(0.58), 3: _outcome(0.10)}
   # Gaps of 10 and 12 points: mean 11, s = sqrt(2), t_{0.975, 1} = 12.7062.
   half = 12.7062 * np.sqrt(2) / np.sqrt(2)
-  text = ablation.paired(mine, theirs, 'after')
+  text = ablation_table.paired(mine, theirs, 'after')
   assert text == f'+11.0 ({11 - half:+.1f} to {11 + half:+.1f}, 2 pairs)'
-  assert ablation.paired({0: _outcome(0.4)}, theirs, 'after') == '-10.0'
-  assert ablation.paired({9: _outcome(0.4)}, theirs, 'after') == ''
+  assert ablation_table.paired({0: _outcome(0.4)}, theirs, 'after') == '-10.0'
+  assert ablation_table.paired({9: _outcome(0.4)}, theirs, 'after') == ''
 
 
 def test_table():
-  found = {
-      ablation.Job('mini', method, seed): _outcome(after)
-      for method, rates in (('hgpo', (0.7, 0.8)), ('grpo', (0.6, 0.7)))
-      for seed, after in enumerate(rates)
+  mini = {
+      name: {seed: _outcome(after) for seed, after in enumerate(rates)}
+      for name, rates in (('GRPO', (0.6, 0.7)), ('HGPO', (0.7, 0.8)))
   }
-  found[ablation.Job('hard', 'grpo', 0)] = _outcome(0.1)
-  lines = ablation.table(found, 'mini').splitlines()
+  lines = ablation_table.table(mini, 'GRPO').splitlines()
   assert len({line.count('|') for line in lines}) == 1
   assert lines[2:] == [
       '| GRPO | 2 | 30.0 | 65.0 | 7.1 |  | 50.0 |  | 25 | 80 | 3.0 |',
       '| HGPO | 2 | 30.0 | 75.0 | 7.1 | +10.0 (+10.0 to +10.0) | 50.0 |'
       ' +0.0 (+0.0 to +0.0) | 25 | 80 | 3.0 |',
   ]
-  page = ablation.page(found, ['cpu'])
+  alone = ablation_table.table({'HGPO': mini['HGPO']}, 'GRPO').splitlines()
+  assert alone[2:] == [
+      '| HGPO | 2 | 30.0 | 75.0 | 7.1 |  | 50.0 |  | 25 | 80 | 3.0 |'
+  ]
+  piped = ablation_table.table({'a|b': mini['HGPO']}, 'GRPO').splitlines()
+  assert piped[2].count('|') == piped[0].count('|')
+  both = {'mini': mini, 'hard': {'GRPO': {0: _outcome(0.1)}}}
+  page = ablation.page(both, ['cpu'])
   assert page.startswith('Same for all') and page.endswith('\n\ncpu\n')
   assert page.count('| estimator |') == 2
   assert '| GRPO | 1 | 30.0 | 10.0 |  |  |' in page
-  found.pop(ablation.Job('hard', 'grpo', 0))
-  assert 'household_hard' not in ablation.page(found, [])
+  assert 'household_hard' not in ablation.page({'mini': mini}, [])
+
+
+def test_a_gin_file_of_ones_own_is_a_method(tmp_path):
+  mine = tmp_path / 'hgpo_base.gin'
+  mine.write_text(
+      "include 'algorithms/hgpo.gin'\nHGPO.base_group = True\n"
+      "AlfworldEnv.state_key = 'inventory'\n"
+  )
+  found = ablation.methods(['grpo', str(mine), str(mine)])
+  assert [m.name for m in found] == ['grpo', 'hgpo_base']
+  [job] = ablation.jobs(['hard'], found[1:], [7])
+  assert job.folder(tmp_path) == tmp_path / 'hard' / 'hgpo_base' / 'seed7'
+  spec = config.load(job.gin_files, job.bindings, root=spec_lib.Experiment)
+  assert spec.estimator.base_group and spec.seed == 7
+  assert spec.env.state_key == 'inventory'
+  assert ablation.methods(['algorithms/g2po.gin']) == ablation.methods(['g2po'])
+
+
+@pytest.mark.parametrize(
+    'names, message',
+    [
+        ([], 'is empty'),
+        (['grpo', 'hgp'], "'hgp' is unknown; expected some of grpo,"),
+        (['mine/GRPO.gin'], 'would share the folder grpo'),
+        (['a/x.gin', 'b/x.gin'], 'a/x.gin would share the folder x'),
+        (['CovGPO over GRPO.gin'], "share the row 'CovGPO over GRPO' of the"),
+    ],
+)
+def test_methods_that_cannot_be_compared_are_refused(names, message):
+  with pytest.raises(app.UsageError, match=message):
+    ablation.methods(names)
 
 
 def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
@@ -144,20 +194,55 @@ def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
 ):
   # GRPO takes it, GiGPO has no such field: nothing would read it there.
   bindings = ['GRPO.norm_by_std = False']
-  wanted = [*ablation.jobs(['mini'], ['grpo', 'gigpo'], [0])]
+  wanted = [*ablation.jobs(['mini'], ablation.methods(['grpo', 'gigpo']), [0])]
   assert not ablation.finished(wanted[0], tmp_path / 'a', bindings)
   with pytest.raises(config.ConfigError, match='^gigpo in the setting mini: '):
     ablation.finished(wanted[1], tmp_path / 'b', bindings)
+
+
+def test_runs_of_other_settings_are_told_before_any_trains(
+    tmp_path, monkeypatch
+):
+  given = types.SimpleNamespace(
+      out=str(tmp_path),
+      settings=['mini'],
+      methods=['hgpo'],
+      seeds=['0'],
+      gin_bindings=[],
+      train=True,
+  )
+  monkeypatch.setattr(flags, 'FLAGS', given)
+  trained = []
+  monkeypatch.setattr(
+      quickstart, 'train', lambda run_dir, *rest: trained.append(run_dir)
+  )
+
+  def refuse(job, run_dir, bindings):
+    if job.method == ablation.BASELINE:
+      raise config.ConfigError('of another configuration')
+    return False
+
+  monkeypatch.setattr(ablation, 'finished', refuse)
+  # Its run lies there, and it is not asked for.
+  ablation.Job('mini', ablation.BASELINE, 0).folder(tmp_path).mkdir(
+      parents=True
+  )
+  with pytest.raises(SystemExit, match='another configuration'):
+    ablation.main(['x'])
+  assert not trained
 
 
 def test_folders_of_other_names_are_passed_over(tmp_path):
   for name in ('seed1', 'seedling', 'seed1.old'):
     (tmp_path / 'mini' / 'grpo' / name).mkdir(parents=True)
   assert ablation._seeds_of(tmp_path) == [1]
+  assert not ablation._passed_over(tmp_path, [ablation.BASELINE])
+  [line] = ablation._passed_over(tmp_path, [])
+  assert line.startswith('Not in a table: runs of `grpo`; name its gin file')
   assert ablation.page({}, []).startswith('No training has finished yet.')
 
 
 def test_an_unfinished_run_is_not_in_the_table(tmp_path):
-  job = ablation.Job('mini', 'grpo', 0)
+  job = ablation.Job('mini', ablation.BASELINE, 0)
   assert not ablation.finished(job, job.folder(tmp_path), [])
   assert job.folder(tmp_path) == tmp_path / 'mini' / 'grpo' / 'seed0'
