@@ -126,12 +126,12 @@ def methods(names: Sequence[str]) -> list[Method]:
   """The methods of these names, or of these gin files.
 
   Raises:
-    UsageError: none, an unknown name, or two whose runs would share a folder
+    ValueError: none, an unknown name, or two whose runs would share a folder
       or a row.
   """
   found = [_method(name) for name in names]
   if not found:
-    raise app.UsageError(f'--methods= is empty; try {",".join(MAIN)}')
+    raise ValueError(f'--methods= is empty; try {",".join(MAIN)}')
   by_folder = dict(METHODS)
   by_label = {method.label: method for method in METHODS.values()}
   for method in found:
@@ -143,7 +143,7 @@ def methods(names: Sequence[str]) -> list[Method]:
         (same_row, f'row {method.label!r} of the table'),
     ):
       if rival != method:
-        raise app.UsageError(
+        raise ValueError(
             f'--methods={",".join(names)}: runs of {method.gin_file} and of'
             f' {rival.gin_file} would share the {place}; rename one of the'
             ' files'
@@ -157,12 +157,13 @@ def _method(name: str) -> Method:
   for method in _METHODS:
     if name == method.gin_file:
       return method
-  if not name.endswith('.gin'):
-    raise app.UsageError(
+  stem = pathlib.Path(name).stem
+  # Its runs lie in a folder of that name: '..gin' would be all folders.
+  if not name.endswith('.gin') or stem.startswith('.'):
+    raise ValueError(
         f'--methods: {name!r} is unknown; expected some of'
         f' {", ".join(METHODS)}, or gin files of your own (<name>.gin)'
     )
-  stem = pathlib.Path(name).stem
   return Method(stem, stem, name, state_key=None)
 
 
@@ -193,8 +194,10 @@ def finished(job: Job, run_dir: pathlib.Path, bindings: Sequence[str]) -> bool:
     )
     return config.check_resume(run_dir) and run_folder.finished(spec, run_dir)
   except config.ConfigError as error:
+    # Run folders have no flag of their own here.
+    message = error.message.replace('--run_dir', '--out')
     raise config.ConfigError(
-        f'{job.method.name} in the setting {job.setting}: {error.message}'
+        f'{job.method.name} in the setting {job.setting}: {message}'
     ) from error
 
 
@@ -251,15 +254,10 @@ def main(argv: Sequence[str]) -> None:
     raise app.UsageError(f'unknown arguments {argv[1:]}')
   logging.set_verbosity(logging.WARNING)
   given = flags.FLAGS
-  if not given.settings or not set(given.settings) <= set(SETTINGS):
-    raise app.UsageError(
-        f'--settings={",".join(given.settings)}; expected some of'
-        f' {", ".join(SETTINGS)}'
-    )
   out, bindings = pathlib.Path(given.out), given.gin_bindings
-  compared = methods(given.methods)
-  wanted = [*jobs(given.settings, compared, [*map(int, given.seeds)])]
   try:
+    compared = methods(given.methods)
+    wanted = [*jobs(given.settings, compared, [*map(int, given.seeds)])]
     # All of them first: a binding may be wrong for the last method alone, or
     # not be that of what lies in `out`, with which the table would end.
     left = [
@@ -272,7 +270,7 @@ def main(argv: Sequence[str]) -> None:
       quickstart.train(run_dir, job.gin_files, [*bindings, *job.bindings])
       report = _report(out, compared, bindings)
     print(f'\n{report}')
-  except config.ConfigError as error:
+  except ValueError as error:
     sys.exit(f'error: {error}')
 
 
@@ -280,6 +278,11 @@ def define_flags() -> None:
   """Not at import: the training's own flags have some of these names."""
   flags.DEFINE_string('out', 'runs/ablation', 'Folder of all run folders.')
   flags.DEFINE_list('settings', list(SETTINGS), 'Games, by commas.')
+  flags.register_validator(
+      'settings',
+      lambda given: given and set(given) <= set(SETTINGS),
+      f'expected some of {", ".join(SETTINGS)}',
+  )
   flags.DEFINE_list('methods', MAIN, 'Estimators or gin files, by commas.')
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.register_validator(

@@ -66,14 +66,7 @@ def study(
   for source in sources.values():
     source.check()
     source.check_weights()
-  _keep_to(
-      out,
-      {
-          'design': dataclasses.asdict(design),
-          'policies': policies,
-          'play': _play(spec),
-      },
-  )
+  _keep_to(out, _settings(policies, spec, design))
   tasks = task_order.choose(
       spec.env.split(spec.split), design.tasks, design.seed, 0
   )
@@ -113,41 +106,37 @@ def study(
   return found
 
 
-def _play(spec: spec_lib.Experiment) -> dict[str, object]:
-  """What episodes depend on, beside the design; 'env.max_steps' and so on."""
-  found = {}
-  for name in ('env', 'collector', 'sampler', 'split', 'temperature'):
-    part = getattr(spec, name)
+def _settings(
+    policies: Mapping[str, str],
+    spec: spec_lib.Experiment,
+    design: probes.Design,
+) -> dict[str, object]:
+  """What episodes depend on: 'policy.low', 'env.max_steps' and so on."""
+  found = {f'policy.{name}': folder for name, folder in policies.items()}
+  parts = {'design': design} | {
+      name: getattr(spec, name)
+      for name in ('env', 'collector', 'sampler', 'split', 'temperature')
+  }
+  for name, part in parts.items():
     for key, value in run_record.flatten(part).items():
       found[name + key.removeprefix(type(part).__name__)] = value
   return found
 
 
-def _keep_to(
-    out: pathlib.Path, settings: Mapping[str, Mapping[str, object]]
-) -> None:
+def _keep_to(out: pathlib.Path, settings: Mapping[str, object]) -> None:
   """Refuses to mix episodes of different studies in one folder."""
   path = out / 'study.json'
   if path.exists() and any((out / 'rollouts').rglob('*.jsonl.gz')):
-    flat = lambda found: {
-        f'{part} {key}': value
-        for part, values in found.items()
-        for key, value in values.items()
-    }
-    then, now = flat(json.loads(path.read_text())), flat(settings)
-    differ = [
-        f'{key} is {then.get(key)!r} there, {now.get(key)!r} here'
-        for key in sorted(then.keys() | now.keys())
-        if then.get(key) != now.get(key)
-    ]
-    if differ:
+    changed = run_record.differences(json.loads(path.read_text()), settings)
+    if changed:
       raise ValueError(
-          f'{path} is of a study with other settings: {"; ".join(differ[:5])}.'
-          ' Give another --out'
+          f'{out} holds a study with other settings:\n'
+          + '\n'.join(changed)
+          + '\nGo on with the old values, or give another --out'
       )
   out.mkdir(parents=True, exist_ok=True)
   with whole_file.replacing(path) as partial:
-    partial.write_text(json.dumps(settings))
+    partial.write_text(json.dumps(settings, indent=1) + '\n')
 
 
 def policies_of(pairs: Sequence[str]) -> dict[str, str]:
@@ -229,6 +218,7 @@ def main(argv: Sequence[str]) -> None:
 
 def define_flags() -> None:
   """Not at import: the training's own flags have some of these names."""
+  design, standard = probes.Design(), fidelity.Study()
   flags.DEFINE_string('out', 'runs/fidelity', 'Folder of the study.')
   flags.DEFINE_multi_string(
       'policy', ['packaged=tiny_household'], 'name=folder; repeatable.'
@@ -237,32 +227,33 @@ def define_flags() -> None:
       'estimator', [], 'Gin file of an estimator; repeatable. Default: all.'
   )
   flags.DEFINE_string(
-      'baseline', 'grpo', 'The estimator that the others are compared with.'
+      'baseline',
+      standard.baseline,
+      'The estimator that the others are compared with.',
   )
   flags.DEFINE_string(
       'gin_file', 'runs/quickstart.gin', 'The games, prompts and sampler.'
   )
   flags.DEFINE_multi_string('gin_bindings', [], 'Repeatable.')
-  flags.DEFINE_integer(
-      'tasks', 48, 'Of each policy; intervals need two.', lower_bound=2
-  )
-  flags.DEFINE_integer('probes', 3, 'Steps of each task.', lower_bound=1)
-  flags.DEFINE_integer(
+  whole = flags.DEFINE_integer
+  whole('tasks', design.tasks, 'Of each policy; intervals need two.', 2)
+  whole('probes', design.probes, 'Steps of each task.', 1)
+  whole(
       'continuations',
-      64,
+      design.continuations,
       'Episodes from before, and from after, each step.',
-      lower_bound=1,
+      1,
   )
-  flags.DEFINE_integer('pool', 48, 'Free episodes of each task.', lower_bound=1)
-  flags.DEFINE_list('group_sizes', ['4', '8', '16'], 'G.')
+  whole('pool', design.pool, 'Free episodes of each task.', 1)
+  whole('replicates', standard.replicates, 'Groups a step.', 1)
+  whole('draws', standard.draws, 'Of the bootstrap.', 1)
+  whole('seed', design.seed, 'Of everything.', 0)
+  flags.DEFINE_list('group_sizes', [*map(str, standard.group_sizes)], 'G.')
   flags.register_validator(
       'group_sizes',
       lambda given: given and all(x.isdecimal() and int(x) > 1 for x in given),
       'expected numbers of at least 2',
   )
-  flags.DEFINE_integer('replicates', 16, 'Groups a step.', lower_bound=1)
-  flags.DEFINE_integer('draws', 400, 'Of the bootstrap.', lower_bound=1)
-  flags.DEFINE_integer('seed', 0, 'Of everything.', lower_bound=0)
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ run.json       the configuration as resolved values, its fingerprint, the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import datetime
 import hashlib
@@ -120,11 +120,7 @@ def check_resume(run_dir: pathlib.Path, root: Any) -> bool:
   loose = set(flatten(root)) - set(new)
   # A field that is younger than the run: its default is what was done before.
   younger = {key for key in new if key not in old and _by_default(root, key)}
-  lines = []
-  for key in sorted((set(old) | set(new)) - loose - younger):
-    was, now = old.get(key, '(absent)'), new.get(key, '(absent)')
-    if was != now:
-      lines.append(f'  {key}: {was!r} in the run, {now!r} now')
+  lines = differences(old, new, loose | younger)
   if not lines:
     return True
   raise gin_source.ConfigError(
@@ -132,6 +128,20 @@ def check_resume(run_dir: pathlib.Path, root: Any) -> bool:
       + '\n'.join(lines)
       + '\nGo on with the old values, or give another --run_dir'
   )
+
+
+def differences(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    passed_over: Collection[str] = (),
+) -> list[str]:
+  """A line for each setting, as `flatten` gives them, that has changed."""
+  lines = []
+  for key in sorted((set(old) | set(new)) - set(passed_over)):
+    was, now = old.get(key, '(absent)'), new.get(key, '(absent)')
+    if was != now:
+      lines.append(f'  {key}: {was!r} in the run, {now!r} now')
+  return lines
 
 
 def _by_default(root: Any, key: str) -> bool:

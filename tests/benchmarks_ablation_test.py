@@ -7,7 +7,6 @@ import json
 import math
 import types
 
-from absl import app
 from absl import flags
 import numpy as np
 import pytest
@@ -179,13 +178,14 @@ def test_a_gin_file_of_ones_own_is_a_method(tmp_path):
     [
         ([], 'is empty'),
         (['grpo', 'hgp'], "'hgp' is unknown; expected some of grpo,"),
+        (['mine/..gin'], "'mine/..gin' is unknown"),
         (['mine/GRPO.gin'], 'would share the folder grpo'),
         (['a/x.gin', 'b/x.gin'], 'a/x.gin would share the folder x'),
         (['CovGPO over GRPO.gin'], "share the row 'CovGPO over GRPO' of the"),
     ],
 )
 def test_methods_that_cannot_be_compared_are_refused(names, message):
-  with pytest.raises(app.UsageError, match=message):
+  with pytest.raises(ValueError, match=message):
     ablation.methods(names)
 
 
@@ -198,6 +198,16 @@ def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
   assert not ablation.finished(wanted[0], tmp_path / 'a', bindings)
   with pytest.raises(config.ConfigError, match='^gigpo in the setting mini: '):
     ablation.finished(wanted[1], tmp_path / 'b', bindings)
+
+
+def test_a_run_of_another_configuration_names_the_flag_of_the_comparison(
+    tmp_path,
+):
+  job = ablation.Job('mini', ablation.BASELINE, 0)
+  config.load(job.gin_files, root=spec_lib.Experiment)
+  config.write(tmp_path)
+  with pytest.raises(config.ConfigError, match='or give another --out$'):
+    ablation.finished(job, tmp_path, ['AdamW.learning_rate = 0.1'])
 
 
 def test_runs_of_other_settings_are_told_before_any_trains(

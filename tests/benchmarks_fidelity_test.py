@@ -75,25 +75,30 @@ def test_bad_settings_are_refused(tmp_path):
 
 def test_episodes_of_other_studies_are_not_mixed(tmp_path):
   keep = lambda **settings: credit_fidelity._keep_to(tmp_path, settings)
-  keep(policies={'low': 'tpyo'}, design={'tasks': 2})
+  keep(low='tpyo', tasks=2)
   # Nothing was played, so there is nothing to mix.
-  keep(policies={'low': 'typo'}, design={'tasks': 2})
+  keep(low='typo', tasks=2)
   part = tmp_path / 'rollouts' / 'low' / '000_00000.jsonl.gz'
   part.parent.mkdir(parents=True)
   part.touch()
-  keep(policies={'low': 'typo'}, design={'tasks': 2})
+  keep(low='typo', tasks=2)
+  with pytest.raises(ValueError, match="low: 'typo' in the run, 'x' now\n"):
+    keep(low='x', tasks=2)
   with pytest.raises(
-      ValueError, match="policies low is 'typo' there, 'x' here. Give anoth"
+      ValueError, match="split: '\\(absent\\)' in the run, 1 now"
   ):
-    keep(policies={'low': 'x'}, design={'tasks': 2})
-  with pytest.raises(ValueError, match='play split is None there, 1 here'):
-    keep(policies={'low': 'typo'}, design={'tasks': 2}, play={'split': 1})
+    keep(low='typo', tasks=2, split=1)
 
 
-def test_a_study_is_of_its_games_prompts_and_sampler():
-  load = lambda *bindings: credit_fidelity._play(
-      config.load(['runs/quickstart.gin'], bindings, root=spec_lib.Experiment)
-  )
+def test_a_study_is_of_its_design_games_prompts_and_sampler():
+  def load(*bindings, policy='x', **design):
+    spec = config.load(
+        ['runs/quickstart.gin'], bindings, root=spec_lib.Experiment
+    )
+    return credit_fidelity._settings(
+        {'low': policy}, spec, probes.Design(**design)
+    )
+
   base = load()
   for other in (
       'AlfworldEnv.max_steps = 3',
@@ -101,9 +106,11 @@ def test_a_study_is_of_its_games_prompts_and_sampler():
       "Experiment.split = 'heldout'",
   ):
     assert load(other) != base
+  assert load(policy='y') != base and load(tasks=2) != base
   assert load('Experiment.iterations = 3', 'AdamW.learning_rate = 0.1') == base
   assert json.loads(json.dumps(base)) == base
   assert base['env.max_steps'] == 20 and base['temperature'] == 1.0
+  assert base['policy.low'] == 'x' and base['design.probes'] == 3
   config.reset()
 
 

@@ -63,9 +63,9 @@ class Design:
     seed: which steps are chosen.
   """
 
-  tasks: int = 32
-  probes: int = 4
-  continuations: int = 32
+  tasks: int = 48
+  probes: int = 3
+  continuations: int = 64
   pool: int = 48
   seed: int = 0
 
