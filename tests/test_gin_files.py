@@ -230,6 +230,21 @@ def test_an_algorithm_takes_the_place_of_the_quick_starts(name):
   assert spec.estimator == alone.estimator and spec.loss == alone.loss
 
 
+@pytest.mark.parametrize(
+    'name', ['grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo', 'progpo']
+)
+def test_coverage_is_added_to_the_estimator_as_it_is_alone(name):
+  alone, over = (
+      config.load(
+          ['runs/quickstart.gin', f'algorithms/{file}.gin'],
+          root=spec_lib.Experiment,
+      ).estimator
+      for file in (name, f'covgpo_{name}')
+  )
+  assert over.base == alone
+  assert over.level == ('traj' if name == 'grpo' else 'step')
+
+
 def test_a_part_that_was_not_imported_names_its_file(tmp_path, monkeypatch):
   (tmp_path / 'base.gin').write_text('import a\nExperiment.env = @NotYet()\n')
   (tmp_path / 'notyet.gin').write_text(
