@@ -25,6 +25,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from benchmarks import ablation_methods
 from benchmarks import ablation_table
 from benchmarks import quickstart
 from hgpo_jax import config
@@ -38,48 +39,6 @@ SETTINGS = {
 }
 SEEDS = {'mini': 5, 'hard': 3}
 
-
-@dataclasses.dataclass(frozen=True)
-class Method:
-  """What is compared.
-
-  Attributes:
-    name: of the folder of its runs.
-    label: in the table.
-    gin_file: that of the estimator.
-    state_key: how a state is known again; None leaves it to the gin file.
-  """
-
-  name: str
-  label: str
-  gin_file: str
-  state_key: str | None = 'observation'
-
-
-_METHODS = (
-    Method('grpo', 'GRPO', 'algorithms/grpo.gin'),
-    Method('gigpo', 'GiGPO', 'algorithms/gigpo.gin'),
-    Method('hgpo', 'HGPO', 'algorithms/hgpo.gin'),
-    Method('g2po', 'G2PO', 'algorithms/g2po.gin', 'admissible'),
-    Method('graphgpo', 'GraphGPO', 'algorithms/graphgpo.gin', 'inventory'),
-    Method('progpo', 'ProGPO', 'algorithms/progpo.gin'),
-    Method('covgpo_grpo', 'CovGPO over GRPO', 'algorithms/covgpo_grpo.gin'),
-    Method('covgpo_hgpo', 'CovGPO over HGPO', 'algorithms/covgpo_hgpo.gin'),
-)
-# The two that know a state by more than its text as published, without that.
-_OBSERVED = (
-    Method(
-        'g2po_observed', 'G2PO, states as observations', 'algorithms/g2po.gin'
-    ),
-    Method(
-        'graphgpo_observed',
-        'GraphGPO, states as observations',
-        'algorithms/graphgpo.gin',
-    ),
-)
-METHODS = {method.name: method for method in _METHODS + _OBSERVED}
-MAIN = [method.name for method in _METHODS]
-BASELINE = METHODS['grpo']
 HELD_FIXED = (
     'Same for all: the packaged policy, the order of tasks and the seeds of'
     ' sampling and of minibatches, episodes an iteration, iterations, loss and'
@@ -98,7 +57,7 @@ class Job:
   """One training of the comparison."""
 
   setting: str
-  method: Method
+  method: ablation_methods.Method
   seed: int
 
   def folder(self, out: pathlib.Path) -> pathlib.Path:
@@ -112,7 +71,7 @@ class Job:
   @property
   def bindings(self) -> list[str]:
     """All start with the same policy: what it can do is measured once a seed."""
-    first = self.method == BASELINE
+    first = self.method == ablation_methods.BASELINE
     bindings = [
         f'Experiment.seed = {self.seed}',
         f'Evaluation.before_training = {first}',
@@ -122,53 +81,10 @@ class Job:
     return bindings
 
 
-def methods(names: Sequence[str]) -> list[Method]:
-  """The methods of these names, or of these gin files.
-
-  Raises:
-    ValueError: none, an unknown name, or two whose runs would share a folder
-      or a row.
-  """
-  found = [_method(name) for name in names]
-  if not found:
-    raise ValueError(f'--methods= is empty; try {",".join(MAIN)}')
-  by_folder = dict(METHODS)
-  by_label = {method.label: method for method in METHODS.values()}
-  for method in found:
-    # Some file systems take no notice of case.
-    other = by_folder.setdefault(method.name.lower(), method)
-    same_row = by_label.setdefault(method.label, method)
-    for rival, place in (
-        (other, f'folder {other.name}'),
-        (same_row, f'row {method.label!r} of the table'),
-    ):
-      if rival != method:
-        raise ValueError(
-            f'--methods={",".join(names)}: runs of {method.gin_file} and of'
-            f' {rival.gin_file} would share the {place}; rename one of the'
-            ' files'
-        )
-  return list(dict.fromkeys(found))
-
-
-def _method(name: str) -> Method:
-  if name in METHODS:
-    return METHODS[name]
-  for method in _METHODS:
-    if name == method.gin_file:
-      return method
-  stem = pathlib.Path(name).stem
-  # Its runs lie in a folder of that name: '..gin' would be all folders.
-  if not name.endswith('.gin') or stem.startswith('.'):
-    raise ValueError(
-        f'--methods: {name!r} is unknown; expected some of'
-        f' {", ".join(METHODS)}, or gin files of your own (<name>.gin)'
-    )
-  return Method(stem, stem, name, state_key=None)
-
-
 def jobs(
-    settings: Sequence[str], compared: Sequence[Method], seeds: Sequence[int]
+    settings: Sequence[str],
+    compared: Sequence[ablation_methods.Method],
+    seeds: Sequence[int],
 ) -> Iterator[Job]:
   """All methods of one seed, in all settings, before the next seed.
 
@@ -209,17 +125,19 @@ def page(
   for setting, runs in found.items():
     parts.append(
         f'`{SETTINGS[setting]}`:\n\n'
-        f'{ablation_table.table(runs, BASELINE.label)}'
+        f'{ablation_table.table(runs, ablation_methods.BASELINE.label)}'
     )
   return '\n\n'.join([*parts, *where]) + '\n'
 
 
 def _report(
-    out: pathlib.Path, wanted: Sequence[Method], bindings: Sequence[str]
+    out: pathlib.Path,
+    wanted: Sequence[ablation_methods.Method],
+    bindings: Sequence[str],
 ) -> str:
   """Writes and returns the page of everything finished under `out`."""
   found, where = {}, {}
-  every = dict.fromkeys([*METHODS.values(), *wanted])
+  every = dict.fromkeys([*ablation_methods.METHODS.values(), *wanted])
   seeds = _seeds_of(out)
   for setting, method, seed in itertools.product(SETTINGS, every, seeds):
     job = Job(setting, method, seed)
@@ -234,7 +152,9 @@ def _report(
   return text
 
 
-def _passed_over(out: pathlib.Path, known: Iterable[Method]) -> list[str]:
+def _passed_over(
+    out: pathlib.Path, known: Iterable[ablation_methods.Method]
+) -> list[str]:
   """Names the runs whose gin file is not known, if there are any."""
   folders = {path.parent.name for path in out.glob('*/*/seed*')}
   rest = sorted(folders - {method.name for method in known})
@@ -256,7 +176,7 @@ def main(argv: Sequence[str]) -> None:
   given = flags.FLAGS
   out, bindings = pathlib.Path(given.out), given.gin_bindings
   try:
-    compared = methods(given.methods)
+    compared = ablation_methods.find(given.methods)
     wanted = [*jobs(given.settings, compared, [*map(int, given.seeds)])]
     # All of them first: a binding may be wrong for the last method alone, or
     # not be that of what lies in `out`, with which the table would end.
@@ -283,7 +203,9 @@ def define_flags() -> None:
       lambda given: given and set(given) <= set(SETTINGS),
       f'expected some of {", ".join(SETTINGS)}',
   )
-  flags.DEFINE_list('methods', MAIN, 'Estimators or gin files, by commas.')
+  flags.DEFINE_list(
+      'methods', ablation_methods.MAIN, 'Estimators or gin files, by commas.'
+  )
   flags.DEFINE_list('seeds', [], 'Seeds, by commas; by default 5, 3 if hard.')
   flags.register_validator(
       'seeds',

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from benchmarks import ablation
+from benchmarks import ablation_methods
 from benchmarks import ablation_table
 from benchmarks import quickstart
 from hgpo_jax import config
@@ -29,7 +30,7 @@ def _outcome(after, training=0.5):
 
 
 def test_all_methods_of_a_seed_come_before_the_next_seed():
-  two = ablation.methods(['grpo', 'hgpo'])
+  two = ablation_methods.find(['grpo', 'hgpo'])
   order = [*ablation.jobs(['mini', 'hard'], two, [])]
   assert [(j.setting, j.method.name, j.seed) for j in order[:5]] == [
       ('mini', 'grpo', 0),
@@ -45,7 +46,9 @@ def test_all_methods_of_a_seed_come_before_the_next_seed():
 @pytest.mark.parametrize('setting', ablation.SETTINGS)
 def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
   specs = {}
-  for job in ablation.jobs([setting], [*ablation.METHODS.values()], [3]):
+  for job in ablation.jobs(
+      [setting], [*ablation_methods.METHODS.values()], [3]
+  ):
     specs[job.method.name] = config.load(
         job.gin_files, job.bindings, root=spec_lib.Experiment
     )
@@ -57,7 +60,13 @@ def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
   assert {m for m, key in keys.items() if key != 'observation'} == {
       'g2po',
       'graphgpo',
+      'covgpo_g2po',
+      'covgpo_graphgpo',
   }
+  for name, spec in specs.items():
+    if name.startswith('covgpo_'):
+      over = specs[name.removeprefix('covgpo_')]
+      assert spec.estimator.base == over.estimator and spec.env == over.env
   for spec in specs.values():
     held = dict(estimator=base.estimator, evaluation=base.evaluation)
     env = dataclasses.replace(spec.env, state_key='observation')
@@ -76,7 +85,7 @@ def test_runs_differ_in_the_estimator_and_the_seed_alone(setting):
 def test_the_hard_setting_differs_in_its_games_alone():
   mini, hard = (
       config.load(
-          ablation.Job(setting, ablation.BASELINE, 0).gin_files,
+          ablation.Job(setting, ablation_methods.BASELINE, 0).gin_files,
           root=spec_lib.Experiment,
       )
       for setting in ('mini', 'hard')
@@ -163,14 +172,16 @@ def test_a_gin_file_of_ones_own_is_a_method(tmp_path):
       "include 'algorithms/hgpo.gin'\nHGPO.base_group = True\n"
       "AlfworldEnv.state_key = 'inventory'\n"
   )
-  found = ablation.methods(['grpo', str(mine), str(mine)])
+  found = ablation_methods.find(['grpo', str(mine), str(mine)])
   assert [m.name for m in found] == ['grpo', 'hgpo_base']
   [job] = ablation.jobs(['hard'], found[1:], [7])
   assert job.folder(tmp_path) == tmp_path / 'hard' / 'hgpo_base' / 'seed7'
   spec = config.load(job.gin_files, job.bindings, root=spec_lib.Experiment)
   assert spec.estimator.base_group and spec.seed == 7
   assert spec.env.state_key == 'inventory'
-  assert ablation.methods(['algorithms/g2po.gin']) == ablation.methods(['g2po'])
+  assert ablation_methods.find(
+      ['algorithms/g2po.gin']
+  ) == ablation_methods.find(['g2po'])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +197,7 @@ def test_a_gin_file_of_ones_own_is_a_method(tmp_path):
 )
 def test_methods_that_cannot_be_compared_are_refused(names, message):
   with pytest.raises(ValueError, match=message):
-    ablation.methods(names)
+    ablation_methods.find(names)
 
 
 def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
@@ -194,7 +205,9 @@ def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
 ):
   # GRPO takes it, GiGPO has no such field: nothing would read it there.
   bindings = ['GRPO.norm_by_std = False']
-  wanted = [*ablation.jobs(['mini'], ablation.methods(['grpo', 'gigpo']), [0])]
+  wanted = [
+      *ablation.jobs(['mini'], ablation_methods.find(['grpo', 'gigpo']), [0])
+  ]
   assert not ablation.finished(wanted[0], tmp_path / 'a', bindings)
   with pytest.raises(config.ConfigError, match='^gigpo in the setting mini: '):
     ablation.finished(wanted[1], tmp_path / 'b', bindings)
@@ -203,7 +216,7 @@ def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
 def test_a_run_of_another_configuration_names_the_flag_of_the_comparison(
     tmp_path,
 ):
-  job = ablation.Job('mini', ablation.BASELINE, 0)
+  job = ablation.Job('mini', ablation_methods.BASELINE, 0)
   config.load(job.gin_files, root=spec_lib.Experiment)
   config.write(tmp_path)
   with pytest.raises(config.ConfigError, match='or give another --out$'):
@@ -228,13 +241,13 @@ def test_runs_of_other_settings_are_told_before_any_trains(
   )
 
   def refuse(job, run_dir, bindings):
-    if job.method == ablation.BASELINE:
+    if job.method == ablation_methods.BASELINE:
       raise config.ConfigError('of another configuration')
     return False
 
   monkeypatch.setattr(ablation, 'finished', refuse)
   # Its run lies there, and it is not asked for.
-  ablation.Job('mini', ablation.BASELINE, 0).folder(tmp_path).mkdir(
+  ablation.Job('mini', ablation_methods.BASELINE, 0).folder(tmp_path).mkdir(
       parents=True
   )
   with pytest.raises(SystemExit, match='another configuration'):
@@ -246,13 +259,13 @@ def test_folders_of_other_names_are_passed_over(tmp_path):
   for name in ('seed1', 'seedling', 'seed1.old'):
     (tmp_path / 'mini' / 'grpo' / name).mkdir(parents=True)
   assert ablation._seeds_of(tmp_path) == [1]
-  assert not ablation._passed_over(tmp_path, [ablation.BASELINE])
+  assert not ablation._passed_over(tmp_path, [ablation_methods.BASELINE])
   [line] = ablation._passed_over(tmp_path, [])
   assert line.startswith('Not in a table: runs of `grpo`; name its gin file')
   assert ablation.page({}, []).startswith('No training has finished yet.')
 
 
 def test_an_unfinished_run_is_not_in_the_table(tmp_path):
-  job = ablation.Job('mini', ablation.BASELINE, 0)
+  job = ablation.Job('mini', ablation_methods.BASELINE, 0)
   assert not ablation.finished(job, job.folder(tmp_path), [])
   assert job.folder(tmp_path) == tmp_path / 'mini' / 'grpo' / 'seed0'
