@@ -45,8 +45,9 @@ HELD_FIXED = (
     ' optimizer, division by the standard deviation, penalty 0.1 for an invalid'
     " action, gamma 0.95 (GraphGPO's 0.1 is the price of a step of distance)."
     ' States are known again as published: by observation, for G2PO with the'
-    ' admissible commands, for GraphGPO with what was moved as well. Other knobs'
-    ' are those of gin/algorithms; for a gin file of your own, whatever it binds.'
+    ' admissible commands, for GraphGPO with what was moved as well, for CovGPO'
+    ' as for its base. Other knobs are those of gin/algorithms; for a gin file of'
+    ' your own, whatever it binds.'
     ' Steps without an advantage are dropped, so methods differ in how many'
     ' updates an iteration has.'
 )
