@@ -128,7 +128,7 @@ def parse(
   """Binds everything and returns what was bound."""
   reader = _Reader()
   for name in gin_files:
-    reader.read_file(name, (), '--gin_file')
+    reader.read_whole(name, '--gin_file')
   for line in bindings:
     reader.read(io.StringIO(line), f'--gin_bindings {line!r}', ())
   for part, count, by in gin_parts.drop_replaced(reader.bound, reader.replaced):
@@ -154,7 +154,7 @@ class _Delegate(gin.config.ParserDelegate):
 
 
 class _Reader:
-  """Walks files, includes and bindings in order; each file is read once.
+  """Walks files, includes and bindings in order.
 
   Attributes:
     bound: the last binding of each key, in the order in which they were made.
@@ -166,13 +166,18 @@ class _Reader:
     self.replaced: list[tuple[gin_parts.Key, gin_parts.Binding]] = []
     self._read: set[pathlib.Path] = set()
 
+  def read_whole(self, name: str, where: str) -> None:
+    """Reads a file and all it includes, whatever was read before."""
+    self._read.clear()
+    self.read_file(name, (), where)
+
   def read_file(
       self, name: str, parents: tuple[pathlib.Path, ...], where: str
   ) -> None:
     path = _find(name, parents, where)
     if path in parents:
       raise ConfigError(f'{where}: {name} includes itself')
-    # A second include would bind over what was overridden since the first.
+    # A second include would bind over what its parent overrode since the first.
     if path in self._read:
       return
     self._read.add(path)

@@ -422,7 +422,16 @@ def test_files_are_found_from_anywhere_and_overridden_in_order(folder):
 def test_a_file_included_twice_is_read_once(folder):
   (folder / 'a.gin').write_text("include 'base.gin'\nToy.depth = 7\n")
   (folder / 'b.gin').write_text("include 'base.gin'\nToy.alpha = 2\n")
-  assert config.load(['a.gin', 'b.gin'], [], 'Walk').estimator.depth == 7
+  (folder / 'c.gin').write_text("include 'a.gin'\ninclude 'b.gin'\n")
+  assert config.load(['c.gin'], [], 'Walk').estimator.depth == 7
+
+
+def test_a_file_that_is_given_is_read_with_all_it_includes(folder):
+  (folder / 'a.gin').write_text("include 'base.gin'\nToy.depth = 7\n")
+  (folder / 'b.gin').write_text("include 'base.gin'\nToy.alpha = 2\n")
+  for last in ('base.gin', 'b.gin'):
+    assert config.load(['a.gin', last], [], 'Walk').estimator.depth == 3
+  assert config.load(['b.gin', 'a.gin'], [], 'Walk').estimator.depth == 7
 
 
 def test_missing_file(folder):

@@ -230,6 +230,17 @@ def test_an_algorithm_takes_the_place_of_the_quick_starts(name):
   assert spec.estimator == alone.estimator and spec.loss == alone.loss
 
 
+@pytest.mark.parametrize('earlier', ['gigpo', 'covgpo_hgpo', 'covgpo_grpo'])
+@pytest.mark.parametrize('last', ['hgpo', 'hgpo_inverse_variance', 'g2po'])
+def test_the_last_of_several_algorithms_is_trained(earlier, last):
+  load = lambda *names: config.load(
+      # It has read hgpo.gin already.
+      ['runs/quickstart.gin', *(f'algorithms/{x}.gin' for x in names)],
+      root=spec_lib.Experiment,
+  )
+  assert load(earlier, last) == load(last)
+
+
 @pytest.mark.parametrize(
     'name', ['grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo', 'progpo']
 )
