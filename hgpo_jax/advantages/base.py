@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+import inspect
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,14 +28,35 @@ class Estimator(Protocol):
     """Returns (float32 [N] advantages, metrics)."""
 
 
+def check(estimator: Any, knob: str) -> None:
+  """Refuses what cannot be called with the steps alone, as a loss.
+
+  Args:
+    estimator: what is bound as one.
+    knob: the field that it is bound to.
+
+  Raises:
+    ValueError: as said.
+  """
+  try:
+    inspect.signature(estimator).bind('inputs')
+  except TypeError as error:
+    raise ValueError(
+        f'{knob} is @{type(estimator).__name__}(), which is no estimator'
+        f' ({error}); expected one that takes the inputs alone. See Estimator'
+        ' in hgpo_jax/advantages/base.py'
+    ) from error
+
+
 def estimate(
     estimator: Estimator, inputs: types.AdvantageInputs
 ) -> tuple[np.ndarray, types.Metrics]:
   """What `estimator` returns for `inputs`: (float32 [N], metrics), checked.
 
   Raises:
-    EstimatorError: it is not a pair, or the advantages are not N finite
-      numbers. Training on them would be wrong, or would do nothing.
+    EstimatorError: it is not a pair, the advantages are not N finite
+      numbers, or a metric is none. Training on them would be wrong, or would
+      do nothing, or would end when the metrics are written.
   """
   if not callable(estimator):
     raise EstimatorError(
@@ -49,6 +71,11 @@ def estimate(
   advantage_N, metrics = found
   if not isinstance(metrics, Mapping):
     raise _error(estimator, 'metrics in a dict', type(metrics).__name__)
+  for name, value in metrics.items():
+    if not _is_number(value):
+      raise _error(
+          estimator, 'numbers as metrics', f'{value!r} as metric {name!r}'
+      )
   want = f'advantages as a float array of shape ({len(inputs.outcome_N)},)'
   if not isinstance(advantage_N, np.ndarray):
     raise _error(estimator, want, type(advantage_N).__name__)
@@ -69,6 +96,14 @@ def estimate(
         ' all',
     )
   return advantage_N, metrics
+
+
+def _is_number(value: Any) -> bool:
+  try:
+    float(value)
+  except (TypeError, ValueError):
+    return False
+  return not isinstance(value, (str, bytes)) and np.ndim(value) == 0
 
 
 def _error(estimator: Any, expected: str, got: str) -> EstimatorError:

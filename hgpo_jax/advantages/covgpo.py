@@ -70,6 +70,7 @@ class CovGPO:
   epsilon: float = 1e-6
 
   def __post_init__(self):
+    base_lib.check(self.base, 'CovGPO.base')
     episode.check_choice('CovGPO.level', self.level, LEVELS)
     episode.check_choice('CovGPO.gate', self.gate, GATES)
     episode.check_choice('CovGPO.visited', self.visited, coverage.VISITED)
@@ -93,7 +94,7 @@ class CovGPO:
   ) -> tuple[np.ndarray, types.Metrics]:
     """Returns (float32 [N] advantages, metrics)."""
     episode.check_inputs(inputs)
-    base_N, report = self.base(inputs)
+    base_N, report = base_lib.estimate(self.base, inputs)
     table = grouping.index_steps(inputs)
     group_U = grouping.pair_ids(inputs.group_N[table.row_U])
     found = coverage.measure(inputs, table, group_U, self.visited)
@@ -166,12 +167,13 @@ class CovGPO:
     """What the base makes of steps whose return is b, and nothing else."""
     later_U = np.where(np.roll(table.step_U, -1) > 0, np.roll(new_U, -1), 0.0)
     reward_U = (new_U - self.base.gamma * later_U).astype(np.float32)
-    advantage_N, _ = self.base(
+    advantage_N, _ = base_lib.estimate(
+        self.base,
         dataclasses.replace(
             inputs,
             reward_N=reward_U[table.inverse_N],
             outcome_N=np.zeros_like(inputs.outcome_N),
             valid_N=np.ones_like(inputs.valid_N),
-        )
+        ),
     )
     return advantage_N[table.row_U].astype(np.float64)

@@ -14,6 +14,8 @@ import numpy as np
 
 from hgpo_jax import types
 
+# States of a history that are told apart; a level each, whatever is played.
+LONGEST_HISTORY = 256
 _LARGEST = np.iinfo(np.int64).max
 _TABLE_SHARE = 16  # Entries of a table of codes, for each code looked up.
 

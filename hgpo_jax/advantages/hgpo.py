@@ -68,9 +68,19 @@ class HGPO:
   mean_tolerance: float = segments.SPREAD_TOLERANCE
 
   def __post_init__(self):
-    episode.check_range('HGPO.history_length', self.history_length, 0)
+    episode.check_range(
+        'HGPO.history_length',
+        self.history_length,
+        0,
+        grouping.LONGEST_HISTORY,
+    )
     episode.check_choice('HGPO.weighting', self.weighting, WEIGHTINGS)
-    episode.check_range('HGPO.alpha', self.alpha, -math.inf)
+    # Of the largest weight; beyond, float32 has none, or the mean's epsilon
+    # drowns it.
+    digits = math.log10(self.history_length + 2.0)
+    episode.check_range(
+        'HGPO.alpha', self.alpha, round(-3 / digits, 1), round(30 / digits, 1)
+    )
     episode.check_choice('HGPO.mode', self.mode, episode.MODES)
     episode.check_range('HGPO.gamma', self.gamma, 0.0, 1.0)
     episode.check_range(

@@ -93,7 +93,11 @@ class ProGPO:
         'variance_floor': 1e-12,
         'max_return': 1e-6,
     }
-    highest = {'gamma': 1.0, 'similarity_threshold': 1.0}
+    highest = {
+        'history_length': grouping.LONGEST_HISTORY,
+        'gamma': 1.0,
+        'similarity_threshold': 1.0,
+    }
     choices = {
         'mode': episode.MODES,
         'classes': semantic.KINDS,

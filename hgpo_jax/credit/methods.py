@@ -57,7 +57,9 @@ def _load(file: str) -> base.Estimator:
   try:
     return config.load([*_REST, file], root=spec_lib.Experiment).estimator
   except config.ConfigError as error:
+    # Whoever names files here names them in a flag of another name.
+    message = error.message.replace('--gin_file', '--estimator')
     raise config.ConfigError(
-        f'{error.message} (in {file}; expected a gin file with an estimator,'
+        f'{message} (in {file}; expected a gin file with an estimator,'
         ' as in: Experiment.estimator = @HGPO())'
     ) from error

@@ -249,6 +249,7 @@ class Experiment:
   save_rollouts_every: int = config.may_change(10)
 
   def __post_init__(self) -> None:
+    advantages.check(self.estimator, 'Experiment.estimator')
     if self.group_size < 2:
       raise ValueError(
           f'Experiment.group_size is {self.group_size}; expected at least 2:'

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from hgpo_jax import config
+from hgpo_jax.advantages import base
 from hgpo_jax.advantages import covgpo
 from hgpo_jax.advantages import gigpo
 from hgpo_jax.advantages import grpo
 from hgpo_jax.advantages import hgpo
+from hgpo_jax.losses import ppo
 from tests.advantages import rows
 from tests.advantages import worked
 
@@ -188,6 +190,21 @@ def test_rank_correlation_of_coverage_and_length():
 def test_bad_settings_are_refused(settings, text):
   with pytest.raises(ValueError, match=text):
     CovGPO(base=GRPO(), **settings)
+
+
+def test_a_base_that_is_no_estimator_is_named():
+  with pytest.raises(
+      ValueError, match='CovGPO.base is @PPOLoss.., which is no'
+  ):
+    CovGPO(base=ppo.PPOLoss())
+
+  def one_number(inputs):
+    del inputs
+    return np.zeros(1, np.float32), {}
+
+  inputs = worked.episodes([['A', 'B'], ['A', 'A']], [0.0] * 2)
+  with pytest.raises(base.EstimatorError, match=r'function returned .* \(1,\)'):
+    CovGPO(base=one_number)(inputs)
 
 
 def test_the_base_is_an_instance():

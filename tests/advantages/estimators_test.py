@@ -203,6 +203,9 @@ def test_columns_of_different_lengths_are_refused():
         (lambda: GiGPO(step_advantage_weight=np.nan), 'weight: got nan'),
         (lambda: HGPO(history_length=-1), 'HGPO.history_length is -1, expect'),
         (lambda: HGPO(alpha=np.inf), 'HGPO.alpha: got inf'),
+        (lambda: HGPO(alpha=2000.0), 'HGPO.alpha is 2000.0, expected a finite'),
+        (lambda: HGPO(alpha=-40.0), r'HGPO.alpha is -40.0, .* in \[-5.0, 49.8'),
+        (lambda: HGPO(history_length=10**8), r'expected .* in \[0, 256\]'),
         (lambda: HGPO(mode=''), "HGPO.mode is '', expected one of"),
     ],
 )

@@ -137,3 +137,23 @@ def test_checker_finds_a_wrong_action():
   case['expected']['webshop']['valid'][1] ^= 1
   (wrong,) = golden_check.check_case(case)
   assert wrong.startswith("webshop '<think>a</think>")
+
+
+def test_a_file_that_cannot_be_read_fails_alone(tmp_path, capsys):
+  _write(tmp_path, 'GRPO_case10', CASES['GRPO_case10'])
+  (tmp_path / 'a.json').write_text('{"algorithm":')
+  (tmp_path / 'b.json.gz').write_bytes(b'no gzip')
+  (tmp_path / 'c.json').write_bytes(b'\xff\xfe')
+  (tmp_path / 'd.json').mkdir()
+  assert golden_check.main([str(tmp_path)]) == 1
+  out = capsys.readouterr().out
+  assert [out.count(f'FAIL {name}: ') for name in 'abcd'] == [1] * 4
+  assert out.endswith('1 passed, 4 failed\n')
+  assert golden_check.main([str(tmp_path / 'c.json')]) == 1
+  assert 'which is no folder' in capsys.readouterr().out
+
+
+def test_nothing_is_near_to_an_infinite_number():
+  case = copy.deepcopy(CASES['GRPO_case10'])
+  case['expected']['advantage'][0] = float('inf')
+  assert len(golden_check.check_case(case)) == 1
