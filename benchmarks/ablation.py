@@ -27,6 +27,7 @@ from absl import logging
 
 from benchmarks import ablation_methods
 from benchmarks import ablation_table
+from benchmarks import bindings as bindings_lib
 from benchmarks import quickstart
 from hgpo_jax import config
 from hgpo_jax.experiment import run_folder
@@ -97,6 +98,22 @@ def jobs(
       for method in compared:
         if seed in of[setting]:
           yield Job(setting, method, seed)
+
+
+def _own(compared: Sequence[ablation_methods.Method]) -> dict[str, str]:
+  """What bindings may not set, and what to do instead."""
+  own = {
+      'Experiment.seed': 'give --seeds',
+      'Experiment.estimator': 'name its gin file in --methods',
+      'Evaluation.before_training': 'the baseline alone is evaluated then',
+  }
+  fixed = [m.name for m in compared if m.state_key is not None]
+  if fixed:
+    own['AlfworldEnv.state_key'] = (
+        f'that of {", ".join(fixed)} is fixed; bind it in a gin file of your'
+        ' own, named in --methods'
+    )
+  return own
 
 
 def finished(job: Job, run_dir: pathlib.Path, bindings: Sequence[str]) -> bool:
@@ -178,6 +195,7 @@ def main(argv: Sequence[str]) -> None:
   out, bindings = pathlib.Path(given.out), given.gin_bindings
   try:
     compared = ablation_methods.find(given.methods)
+    bindings_lib.refuse(bindings, _own(compared))
     wanted = [*jobs(given.settings, compared, [*map(int, given.seeds)])]
     # All of them first: a binding may be wrong for the last method alone, or
     # not be that of what lies in `out`, with which the table would end.
@@ -191,7 +209,7 @@ def main(argv: Sequence[str]) -> None:
       quickstart.train(run_dir, job.gin_files, [*bindings, *job.bindings])
       report = _report(out, compared, bindings)
     print(f'\n{report}')
-  except ValueError as error:
+  except (OSError, ValueError) as error:
     sys.exit(f'error: {error}')
 
 

@@ -24,6 +24,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from benchmarks import bindings
 from benchmarks import fidelity_plot
 from benchmarks import fidelity_table
 from hgpo_jax import config
@@ -126,8 +127,8 @@ def _settings(
 def _keep_to(out: pathlib.Path, settings: Mapping[str, object]) -> None:
   """Refuses to mix episodes of different studies in one folder."""
   path = out / 'study.json'
-  if path.exists() and any((out / 'rollouts').rglob('*.jsonl.gz')):
-    changed = run_record.differences(json.loads(path.read_text()), settings)
+  if any((out / 'rollouts').rglob('*.jsonl.gz')):
+    changed = run_record.differences(_read(path), settings)
     if changed:
       raise ValueError(
           f'{out} holds a study with other settings:\n'
@@ -137,6 +138,19 @@ def _keep_to(out: pathlib.Path, settings: Mapping[str, object]) -> None:
   out.mkdir(parents=True, exist_ok=True)
   with whole_file.replacing(path) as partial:
     partial.write_text(json.dumps(settings, indent=1) + '\n')
+
+
+def _read(path: pathlib.Path) -> dict[str, object]:
+  try:
+    found = json.loads(path.read_text(encoding='utf-8'))
+  except (OSError, ValueError) as error:
+    found = error
+  if not isinstance(found, dict):
+    raise ValueError(
+        f'{path} does not say what the episodes beside it are of ({found!r});'
+        ' give another --out'
+    )
+  return found
 
 
 def policies_of(pairs: Sequence[str]) -> dict[str, str]:
@@ -175,6 +189,20 @@ def write(
   (out / 'fidelity.svg').write_text(picture, encoding='utf-8')
 
 
+def _load(gin_file: str, given: Sequence[str]) -> spec_lib.Experiment:
+  """The games, prompts and sampler, and an estimator that is not compared."""
+  spec = config.load([gin_file], given, root=spec_lib.Experiment)
+  named = 'write a gin file of such an estimator and name it in --estimator'
+  parts = [spec.estimator, getattr(spec.estimator, 'base', spec.estimator)]
+  instead = {type(part).__name__: named for part in parts} | {
+      'Experiment.estimator': named,
+      'Experiment.seed': 'give --seed',
+      'Experiment.group_size': 'give --group_sizes',
+  }
+  bindings.refuse(given, instead)
+  return spec
+
+
 def _say(text: str) -> None:
   print(text, flush=True)
 
@@ -207,9 +235,7 @@ def main(argv: Sequence[str]) -> None:
       if given['baseline'].present:
         raise ValueError(f'--baseline={given.baseline}; {expected}')
       _say(f'No differences without --baseline: {expected}.')
-    spec = config.load(
-        [given.gin_file], given.gin_bindings, root=spec_lib.Experiment
-    )
+    spec = _load(given.gin_file, given.gin_bindings)
     study(policies, estimators, spec, design, settings, out)
   except (OSError, ValueError, base.EstimatorError) as error:
     sys.exit(f'error: {error}')

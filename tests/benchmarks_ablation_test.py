@@ -14,6 +14,7 @@ import pytest
 from benchmarks import ablation
 from benchmarks import ablation_methods
 from benchmarks import ablation_table
+from benchmarks import bindings as bindings_lib
 from benchmarks import quickstart
 from hgpo_jax import config
 from hgpo_jax.experiment import spec as spec_lib
@@ -211,6 +212,23 @@ def test_a_binding_that_is_wrong_for_one_method_is_told_before_any_trains(
   assert not ablation.finished(wanted[0], tmp_path / 'a', bindings)
   with pytest.raises(config.ConfigError, match='^gigpo in the setting mini: '):
     ablation.finished(wanted[1], tmp_path / 'b', bindings)
+
+
+@pytest.mark.parametrize(
+    ('binding', 'text'),
+    [
+        ('Experiment.seed = 3', 'give --seeds'),
+        ('Experiment.estimator = @GRPO()', 'in --methods'),
+        ('Evaluation.before_training = True', 'the baseline alone'),
+        ("AlfworldEnv.state_key = 'inventory'", 'that of grpo, g2po is fixed'),
+    ],
+)
+def test_bindings_that_the_comparison_sets_are_refused(binding, text):
+  compared = ablation_methods.find(['grpo', 'g2po', 'mine.gin'])
+  own = ablation._own(compared)
+  with pytest.raises(ValueError, match=f'is not taken from there; .*{text}'):
+    bindings_lib.refuse(['AdamW.beta1 = 0.5', binding], own)
+  assert 'AlfworldEnv.state_key' not in ablation._own(compared[2:])
 
 
 def test_a_run_of_another_configuration_names_the_flag_of_the_comparison(

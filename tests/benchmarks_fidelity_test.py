@@ -90,6 +90,36 @@ def test_episodes_of_other_studies_are_not_mixed(tmp_path):
     keep(low='typo', tasks=2, split=1)
 
 
+@pytest.mark.parametrize('content', ['', '{', '[]', 'null', '3', None])
+def test_episodes_of_an_unknown_study_are_not_mixed(tmp_path, content):
+  part = tmp_path / 'rollouts' / 'low' / '000_00000.jsonl.gz'
+  part.parent.mkdir(parents=True)
+  part.touch()
+  if content is not None:
+    (tmp_path / 'study.json').write_text(content)
+  with pytest.raises(ValueError, match='study.json does not say .* --out'):
+    credit_fidelity._keep_to(tmp_path, {'tasks': 2})
+
+
+@pytest.mark.parametrize(
+    ('binding', 'flag'),
+    [
+        ("HGPO.mode = 'mean_norm'", '--estimator'),
+        ('hgpo_jax.advantages.hgpo.HGPO.alpha = 0.5', '--estimator'),
+        ('Experiment.seed=3', '--seed'),
+        ('Experiment.group_size = 4', '--group_sizes'),
+    ],
+)
+def test_bindings_that_nothing_would_read_are_refused(binding, flag):
+  with pytest.raises(ValueError, match=f'is not taken from there; .*{flag}$'):
+    credit_fidelity._load('runs/quickstart.gin', [binding])
+  spec = credit_fidelity._load(
+      'runs/quickstart.gin', ['Experiment.temperature = 0.5']
+  )
+  assert spec.temperature == 0.5
+  config.reset()
+
+
 def test_a_study_is_of_its_design_games_prompts_and_sampler():
   def load(*bindings, policy='x', **design):
     spec = config.load(
