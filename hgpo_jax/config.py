@@ -15,13 +15,18 @@ After it nothing binds. Configurables are frozen dataclasses, cheap to make:
   class AdamW:
     learning_rate: float = 1e-6
 
+One whose fields depend on one another says with `unread` which of them its
+own settings leave without effect; to bind those is an error too:
+
+    def unread(self) -> dict[str, str]:  # Field -> why it is not read.
+
 gin's state is global to the process, and so is this module's; `reset` clears
 both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -167,9 +172,29 @@ def _guarded(
             f'{target.__name__}.{name} is required and has no value. Pass one: '
             f'--gin_bindings "{target.__name__}.{name} = <value>"'
         )
-    return function(*args, **kwargs)
+    result = function(*args, **kwargs)
+    if bound and hasattr(target, 'unread'):
+      _check_read(args[0], bound, selector)
+    return result
 
   return wrapper
+
+
+def _check_read(part: Any, bound: Mapping[str, Any], selector: str) -> None:
+  """Refuses a binding that the part's other settings leave without effect.
+
+  Not where it says what the field is anyway: files spell out defaults, and a
+  file that includes them may choose another setting.
+  """
+  name = type(part).__name__
+  defaults = {f.name: f.default for f in dataclasses.fields(part)}
+  for field, why in part.unread().items():
+    value = getattr(part, field)
+    if field in bound and value != defaults[field]:
+      raise ConfigError(
+          f'{name}.{field} = {value!r} has no effect: {why}'
+          f'{_where(selector, field)}. Remove the binding, or change that'
+      )
 
 
 def _where(selector: str, parameter: str) -> str:

@@ -18,8 +18,9 @@ class EstimatorError(RuntimeError):
 class Estimator(Protocol):
   """Turns the steps of one iteration into one advantage a step.
 
-  Implementations are gin-configured frozen dataclasses, one a file. The
-  result does not depend on the order of the rows.
+  Implementations are gin-configured frozen dataclasses, one a file; a field
+  that some settings leave without effect is told by `unread` (see `config`).
+  The result does not depend on the order of the rows.
   """
 
   def __call__(

@@ -89,6 +89,15 @@ class CovGPO:
           " set CovGPO.level = 'step'"
       )
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    fields = {}
+    if self.gate != 'score':
+      fields['score_threshold'] = f'CovGPO.gate is {self.gate!r}'
+    if self.level == 'step_anchor':
+      fields['epsilon'] = f'CovGPO.level is {self.level!r}'
+    return fields
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

@@ -63,6 +63,15 @@ class GiGPO:
         'GiGPO.visit_order', self.visit_order, episode.VISIT_ORDERS
     )
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if self.enable_similarity:
+      return {}
+    return dict.fromkeys(
+        ('similarity_threshold', 'visit_order'),
+        'GiGPO.enable_similarity is False',
+    )
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

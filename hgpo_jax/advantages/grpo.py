@@ -45,6 +45,14 @@ class GRPO:
   def __post_init__(self):
     episode.check_score_fields(self)
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if not self.stats_over_steps:
+      return {}
+    return dict.fromkeys(
+        ('visit_order', 'divide_flat'), 'GRPO.stats_over_steps is True'
+    )
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

@@ -45,6 +45,12 @@ class PassAtK:
     episode.check_choice('PassAtK.compared', self.compared, _COMPARED)
     episode.check_score_fields(self)
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if self.compared == 'first_row':
+      return {}
+    return {'visit_order': f'PassAtK.compared is {self.compared!r}'}
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

@@ -112,6 +112,12 @@ class ProGPO:
         low = lowest.get(field.name, 0.0)
         episode.check_range(name, value, low, highest.get(field.name, math.inf))
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if self.classes in semantic.MERGING:
+      return {}
+    return {'similarity_threshold': f'ProGPO.classes is {self.classes!r}'}
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

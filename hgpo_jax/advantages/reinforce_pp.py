@@ -49,6 +49,17 @@ class ReinforcePlusPlus:
   def __post_init__(self):
     episode.check_score_fields(self)
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if not self.baseline:
+      return dict.fromkeys(
+          ('stats_over_steps', 'visit_order'),
+          'ReinforcePlusPlus.baseline is False',
+      )
+    if not self.stats_over_steps:
+      return {}
+    return {'visit_order': 'ReinforcePlusPlus.stats_over_steps is True'}
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

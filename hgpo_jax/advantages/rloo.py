@@ -35,6 +35,12 @@ class RLOO:
   def __post_init__(self):
     episode.check_score_fields(self)
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if not self.stats_over_steps:
+      return {}
+    return {'visit_order': 'RLOO.stats_over_steps is True'}
+
   def __call__(
       self, inputs: types.AdvantageInputs
   ) -> tuple[np.ndarray, types.Metrics]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from hgpo_jax.advantages import grouping
 
-KINDS = ('none', 'norm', 'hash', 'difflib', 'embed')
+MERGING = ('hash', 'difflib', 'embed')  # Similar texts, by a threshold.
+KINDS = ('none', 'norm', *MERGING)
 Embed = Callable[[Sequence[str]], np.ndarray]
 HASH_SIZE = 4096
 
