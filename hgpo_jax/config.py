@@ -16,7 +16,8 @@ After it nothing binds. Configurables are frozen dataclasses, cheap to make:
     learning_rate: float = 1e-6
 
 One whose fields depend on one another says with `unread` which of them its
-own settings leave without effect; to bind those is an error too:
+own settings leave without effect; to bind those is an error too. A weight of 0
+is no such setting: comparisons start there.
 
     def unread(self) -> dict[str, str]:  # Field -> why it is not read.
 

@@ -242,6 +242,36 @@ def test_the_last_of_several_algorithms_is_trained(earlier, last):
 
 
 @pytest.mark.parametrize(
+    'reads, not_reads, field',
+    [
+        ('remat = True', 'remat = False', 'keep_attention = False'),
+        ('remat = True', 'remat = False', 'mlp_parts = 2'),
+    ],
+)
+def test_remat_is_what_its_settings_need(reads, not_reads, field):
+  _check_needed('PolicySource', reads, not_reads, field)
+
+
+@pytest.mark.parametrize('source', ['trainer', 'sampler'])
+def test_only_auto_knows_an_allowed_gap(source):
+  sources = "source = 'auto'", f'source = {source!r}'
+  _check_needed('OldLogprobs', *sources, 'allowed_gap = 0.5')
+
+
+def _check_needed(part, reads, not_reads, field):
+  load = lambda *fields: config.load(
+      ['runs/quickstart.gin'],
+      [f'{part}.{line}' for line in fields],
+      root=spec_lib.Experiment,
+  )
+  load(reads, field)
+  load(not_reads)
+  text = f'^{part}.{field} has no effect: {part}.'
+  with pytest.raises(config.ConfigError, match=text):
+    load(not_reads, field)
+
+
+@pytest.mark.parametrize(
     'name', ['grpo', 'gigpo', 'hgpo', 'g2po', 'graphgpo', 'progpo']
 )
 def test_coverage_is_added_to_the_estimator_as_it_is_alone(name):

@@ -73,6 +73,12 @@ class OldLogprobs:
             ' number of at least 0'
         )
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    if self.source == 'auto':
+      return {}
+    return {'allowed_gap': f'OldLogprobs.source is {self.source!r}'}
+
   def choose(
       self,
       rollout: types.RolloutBatch,

@@ -69,6 +69,11 @@ class PolicySource:
           f'PolicySource.mlp_parts is {self.mlp_parts}; expected at least 1'
       )
 
+  def unread(self) -> dict[str, str]:
+    """Fields without effect under the other settings, and why."""
+    fields = () if self.remat else ('keep_attention', 'mlp_parts')
+    return dict.fromkeys(fields, 'PolicySource.remat is False')
+
   @property
   def path(self) -> pathlib.Path:
     """The folder on disk."""
