@@ -197,6 +197,19 @@ def test_a_published_run_asks_for_its_folders(name):
     assert all(word in str(refused.value) for word in missing.split('.'))
 
 
+def test_games_and_weights_that_are_missing_are_named_at_once(one_device):
+  bindings = ["PolicySource.folder = '/w'", "OfficialGames.folder = '/g'"]
+  spec = config.load(
+      ['runs/alfworld_hgpo_qwen2p5_1p5b.gin'],
+      bindings,
+      root=spec_lib.Experiment,
+  )
+  with pytest.raises(ValueError) as refused:
+    arithmetic.check(spec)
+  assert "OfficialGames.folder = '/g' does not exist" in str(refused.value)
+  assert "PolicySource.folder = '/w' is not a folder" in str(refused.value)
+
+
 @pytest.mark.parametrize(
     'name', sorted(p.name for p in (ROOT / 'gin' / 'algorithms').glob('*.gin'))
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import math
 import os
+from typing import Any
 
 import jax
 
@@ -21,13 +22,12 @@ def check(spec: spec_lib.Experiment) -> str:
   Raises:
     ValueError, FileNotFoundError, ImportError, KeyError: naming the knob.
   """
-  spec.env.check()
-  spec.workers.check()
-  spec.logging.check()
+  *_, (model, tokenizer) = _results(
+      spec.env.check, spec.workers.check, spec.logging.check, spec.policy.check
+  )
   train = _split(spec.env, 'Experiment.split', spec.split)
   heldout = _split(spec.env, 'Evaluation.split', spec.evaluation.split)
   _check_split(spec, len(train), len(heldout))
-  model, tokenizer = spec.policy.check()
   spec.sampler.bind(model, tokenizer.stop_ids)
   spec.collector.check(spec.sampler)
   shape = spec.mesh.shape(_devices())
@@ -39,6 +39,24 @@ def check(spec: spec_lib.Experiment) -> str:
   )
   _check_rollout(spec, mesh, model.axis_sizes())
   return _describe(spec, len(train), len(heldout), shape)
+
+
+def _results(*checks: Callable[[], Any]) -> list[Any]:
+  """What independent checks return; what is wrong with several is one error.
+
+  On a new machine games and weights are both missing, as a rule.
+  """
+  results, errors = [], []
+  for check_part in checks:
+    try:
+      results.append(check_part())
+    except (ValueError, OSError, ImportError) as error:
+      errors.append(error)
+  if len(errors) > 1:
+    raise ValueError('\n       '.join(map(str, errors)))
+  if errors:
+    raise errors[0]
+  return results
 
 
 def _devices() -> int:
