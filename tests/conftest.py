@@ -10,6 +10,8 @@ import tempfile
 
 import pytest
 
+from hgpo_jax import config
+
 # Set before jax is imported, and inherited by the processes of tests.
 _XLA_FLAGS = {
     '--xla_force_host_platform_device_count': 8,
@@ -43,3 +45,10 @@ def _leave_no_tasks():
   """
   yield
   gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def _leave_no_bindings():
+  """gin is global: what a test has loaded must not bind in the next one."""
+  yield
+  config.reset()
