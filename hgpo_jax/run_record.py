@@ -48,7 +48,8 @@ def flatten(root: Any, *, strict_only: bool = False) -> dict[str, Any]:
 
   Args:
     root: an instance of a dataclass.
-    strict_only: leave out the fields that may change on resume.
+    strict_only: leave out the fields that may change on resume, and those
+      that are not read (`config.configurable`).
   """
   result: dict[str, Any] = {}
   _flatten(type(root).__name__, root, strict_only, result)
@@ -58,8 +59,10 @@ def flatten(root: Any, *, strict_only: bool = False) -> dict[str, Any]:
 def _flatten(path: str, value: Any, strict_only: bool, result: dict) -> None:
   if dataclasses.is_dataclass(value) and not inspect.isclass(value):
     result[path] = type(value).__name__
+    unread = value.unread() if hasattr(value, 'unread') else ()
     for field in dataclasses.fields(value):
-      if not (strict_only and field.metadata.get(_MAY_CHANGE)):
+      loose = field.metadata.get(_MAY_CHANGE) or field.name in unread
+      if not (strict_only and loose):
         child = getattr(value, field.name)
         _flatten(f'{path}.{field.name}', child, strict_only, result)
   elif isinstance(value, Mapping):

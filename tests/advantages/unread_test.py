@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any
 
 import numpy as np
@@ -166,3 +167,20 @@ def test_a_default_may_be_spelt_out():
   lines = 'import hgpo_jax.advantages.hgpo', 'Experiment.estimator = @HGPO()'
   weighting = "HGPO.weighting = 'inverse_variance'"
   assert _load(*lines, weighting, 'HGPO.alpha = 1.0').alpha == 1.0
+
+
+def test_a_run_that_bound_one_goes_on_without_it(tmp_path):
+  lines = 'import hgpo_jax.advantages.hgpo', 'Experiment.estimator = @HGPO()'
+  weighting = "HGPO.weighting = 'inverse_variance'"
+  _load(*lines, weighting)
+  config.write(tmp_path)
+  path, alpha = tmp_path / 'run.json', 'Experiment.estimator.alpha'
+  record = json.loads(path.read_text())
+  assert record['config'][alpha] == 1.0
+  # As a version wrote it that let the binding pass.
+  record['config'][alpha] = 2.0
+  path.write_text(json.dumps(record | {'fingerprint': 'of more fields'}))
+  assert config.check_resume(tmp_path)
+  _load(*lines)
+  with pytest.raises(config.ConfigError, match='weighting: .* in the run'):
+    config.check_resume(tmp_path)
