@@ -17,9 +17,10 @@ After it nothing binds. Configurables are frozen dataclasses, cheap to make:
 
 One whose fields depend on one another says with `unread` which of them its
 own settings leave without effect; to bind those is an error too. A weight of 0
-is no such setting: comparisons start there.
+is no such setting: comparisons start there. Subclasses inherit it.
 
-    def unread(self) -> dict[str, str]:  # Field -> why it is not read.
+    def unread(self) -> dict[str, str]:  # Field -> setting that leaves it so.
+      return {} if self.schedule == 'cosine' else {'final_rate': 'schedule'}
 
 gin's state is global to the process, and so is this module's; `reset` clears
 both.
@@ -27,7 +28,7 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 import contextlib
 import dataclasses
 import functools
@@ -174,27 +175,30 @@ def _guarded(
             f'--gin_bindings "{target.__name__}.{name} = <value>"'
         )
     result = function(*args, **kwargs)
-    if bound and hasattr(target, 'unread'):
-      _check_read(args[0], bound, selector)
+    supplied = set(bound) - set(passed)
+    if supplied and inspect.isclass(target):
+      _check_read(args[0], supplied, selector)
     return result
 
   return wrapper
 
 
-def _check_read(part: Any, bound: Mapping[str, Any], selector: str) -> None:
+def _check_read(part: Any, bound: Collection[str], selector: str) -> None:
   """Refuses a binding that the part's other settings leave without effect.
 
   Not where it says what the field is anyway: files spell out defaults, and a
   file that includes them may choose another setting.
   """
-  name = type(part).__name__
-  defaults = {f.name: f.default for f in dataclasses.fields(part)}
-  for field, why in part.unread().items():
-    value = getattr(part, field)
-    if field in bound and value != defaults[field]:
+  unread = run_record.unread(part)
+  for field in dataclasses.fields(part) if unread else ():
+    value, usual = getattr(part, field.name), run_record.default(field)
+    if field.name in unread and field.name in bound and value != usual:
+      name, setting = type(part).__name__, unread[field.name]
       raise ConfigError(
-          f'{name}.{field} = {value!r} has no effect: {why}'
-          f'{_where(selector, field)}. Remove the binding, or change that'
+          f'{name}.{field.name} = {value!r}{_where(selector, field.name)} has'
+          f' no effect where {name}.{setting} is {getattr(part, setting)!r}.'
+          f' Remove the binding or bind the default, {usual!r}; or change'
+          f' {name}.{setting}'
       )
 
 

@@ -43,6 +43,22 @@ def may_change(default: Any) -> Any:
   return dataclasses.field(default=default, metadata={_MAY_CHANGE: True})
 
 
+def unread(part: Any) -> Mapping[str, str]:
+  """What the `unread` of a dataclass says, if it has one; see `config`."""
+  told = getattr(type(part), 'unread', None)
+  if not (dataclasses.is_dataclass(part) and callable(told)):
+    return {}
+  result = part.unread()
+  names = {field.name for field in dataclasses.fields(part)}
+  unknown = {*result, *result.values()} - names
+  if unknown:
+    raise gin_source.ConfigError(
+        f'{type(part).__name__}.unread gives {sorted(unknown)}, which are no'
+        f' fields; expected of {sorted(names)}'
+    )
+  return result
+
+
 def flatten(root: Any, *, strict_only: bool = False) -> dict[str, Any]:
   """Returns {'Root.part.field': value} over nested dataclasses.
 
@@ -59,9 +75,9 @@ def flatten(root: Any, *, strict_only: bool = False) -> dict[str, Any]:
 def _flatten(path: str, value: Any, strict_only: bool, result: dict) -> None:
   if dataclasses.is_dataclass(value) and not inspect.isclass(value):
     result[path] = type(value).__name__
-    unread = value.unread() if hasattr(value, 'unread') else ()
+    passed_over = unread(value)
     for field in dataclasses.fields(value):
-      loose = field.metadata.get(_MAY_CHANGE) or field.name in unread
+      loose = field.metadata.get(_MAY_CHANGE) or field.name in passed_over
       if not (strict_only and loose):
         child = getattr(value, field.name)
         _flatten(f'{path}.{field.name}', child, strict_only, result)
@@ -156,14 +172,15 @@ def _by_default(root: Any, key: str) -> bool:
     if name not in fields:
       return False
     value = getattr(value, name)
-    if value == _default(fields[name]):
+    if value == default(fields[name]):
       return True
     if item or not dataclasses.is_dataclass(value):
       return False
   return False
 
 
-def _default(field: dataclasses.Field) -> Any:
+def default(field: dataclasses.Field) -> Any:
+  """What the field has where nobody gives a value."""
   if field.default_factory is not dataclasses.MISSING:
     return field.default_factory()
   return field.default

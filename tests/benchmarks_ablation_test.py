@@ -20,12 +20,6 @@ from hgpo_jax import config
 from hgpo_jax.experiment import spec as spec_lib
 
 
-@pytest.fixture(autouse=True)
-def _clean():
-  yield
-  config.reset()
-
-
 def _outcome(after, training=0.5):
   return ablation_table.Outcome(0.3, after, training, 0.25, 80.0, 3.0)
 

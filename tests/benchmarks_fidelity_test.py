@@ -117,7 +117,6 @@ def test_bindings_that_nothing_would_read_are_refused(binding, flag):
       'runs/quickstart.gin', ['Experiment.temperature = 0.5']
   )
   assert spec.temperature == 0.5
-  config.reset()
 
 
 def test_a_study_is_of_its_design_games_prompts_and_sampler():
@@ -141,7 +140,6 @@ def test_a_study_is_of_its_design_games_prompts_and_sampler():
   assert json.loads(json.dumps(base)) == base
   assert base['env.max_steps'] == 20 and base['temperature'] == 1.0
   assert base['policy.low'] == 'x' and base['design.probes'] == 3
-  config.reset()
 
 
 def test_what_would_fail_after_hours_fails_at_once(tmp_path):

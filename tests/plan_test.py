@@ -10,7 +10,6 @@ import sys
 from absl import flags
 import pytest
 
-from hgpo_jax import config
 from hgpo_jax import plan
 from hgpo_jax import sharding
 
@@ -119,7 +118,6 @@ def _main(*arguments: str) -> str:
   except SystemExit as end:
     return str(end.code)
   finally:
-    config.reset()
     known.unparse_flags()
     for flag in known.get_key_flags_for_module(plan):
       flag.unparse()

@@ -82,6 +82,28 @@ class Careless:
     Toy(alpha=0.25)
 
 
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Says which of its fields are not read."""
+
+  kind: str = 'constant'
+  steps: tuple[int, ...] = dataclasses.field(default_factory=tuple)
+
+  def unread(self):
+    if self.kind == 'wrong':
+      return {'step': 'kind'}
+    return {} if self.kind == 'linear' else {'steps': 'kind'}
+
+
+@config.configurable
+@dataclasses.dataclass(frozen=True)
+class Letters:
+  """Has a field that is only called like what says so."""
+
+  unread: int = 1
+
+
 class External:
 
   def __init__(self, k=1):
@@ -91,13 +113,6 @@ class External:
 ExternalConfigurable = gin.external_configurable(External, 'External')
 
 BASE = ('Walk.estimator = @Toy()', 'Walk.seed = 1')
-
-
-@pytest.fixture(autouse=True)
-def clean():
-  config.reset()
-  yield
-  config.reset()
 
 
 def load(*bindings, base=BASE):
@@ -214,6 +229,21 @@ def test_caller_that_bypasses_gin_after_loading():
 def test_replace_after_loading_is_deliberate():
   walk = load('Toy.alpha = 0.5')
   assert dataclasses.replace(walk.estimator, alpha=2.0).alpha == 2.0
+
+
+def test_what_a_part_does_not_read():
+  part = 'Walk.anything = @Schedule()'
+  assert load(part, 'Schedule.steps = ()').anything.steps == ()
+  linear = load(part, 'Schedule.steps = (1,)', "Schedule.kind = 'linear'")
+  assert linear.anything.steps == (1,)
+  assert refused(part, 'Schedule.steps = (1,)').endswith(
+      " has no effect where Schedule.kind is 'constant'. Remove the binding or"
+      ' bind the default, (); or change Schedule.kind'
+  )
+  assert refused(part, "Schedule.kind = 'wrong'").startswith(
+      "Schedule.unread gives ['step'], which are no fields"
+  )
+  assert load('Walk.anything = @Letters()', 'Letters.unread = 2')
 
 
 def test_wrong_type():

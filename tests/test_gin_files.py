@@ -27,12 +27,6 @@ RUNS = sorted(p.name for p in (ROOT / 'gin' / 'runs').glob('*.gin'))
 TOKENIZER = ROOT / 'tests' / 'golden' / 'tokenizer' / 'reduced'
 
 
-@pytest.fixture(autouse=True)
-def _clean():
-  yield
-  config.reset()
-
-
 @pytest.fixture
 def one_device(monkeypatch):
   first = jax.devices()[:1]
@@ -279,7 +273,7 @@ def _check_needed(part, reads, not_reads, field):
   )
   load(reads, field)
   load(not_reads)
-  text = f'^{part}.{field} has no effect: {part}.'
+  text = rf'^{part}.{field} \(bound at .*\) has no effect where {part}\.'
   with pytest.raises(config.ConfigError, match=text):
     load(not_reads, field)
 

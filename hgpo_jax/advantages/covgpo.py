@@ -90,12 +90,12 @@ class CovGPO:
       )
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
+    """Fields without effect, each with the setting that leaves it so."""
     fields = {}
     if self.gate != 'score':
-      fields['score_threshold'] = f'CovGPO.gate is {self.gate!r}'
+      fields['score_threshold'] = 'gate'
     if self.level == 'step_anchor':
-      fields['epsilon'] = f'CovGPO.level is {self.level!r}'
+      fields['epsilon'] = 'level'
     return fields
 
   def __call__(

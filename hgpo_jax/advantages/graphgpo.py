@@ -92,13 +92,11 @@ class GraphGPO:
     )
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
+    """Fields without effect, each with the setting that leaves it so."""
     if self.enable_similarity:
       return {}
-    return dict.fromkeys(
-        ('similarity_threshold', 'similar_step_groups', 'visit_order'),
-        'GraphGPO.enable_similarity is False',
-    )
+    fields = 'similarity_threshold', 'similar_step_groups', 'visit_order'
+    return dict.fromkeys(fields, 'enable_similarity')
 
   def __call__(
       self, inputs: types.AdvantageInputs

@@ -33,7 +33,7 @@ class GRPO:
       that shuffles rows before this point). Only without stats_over_steps.
     divide_flat: where the first steps of a task have the same score, divide
       what other steps differ from it by 1e-6, as the original does: -1e5 for
-      a malformed action. Only without stats_over_steps.
+      a malformed action. Only with norm_by_std and without stats_over_steps.
   """
 
   norm_by_std: bool = True
@@ -46,12 +46,10 @@ class GRPO:
     episode.check_score_fields(self)
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if not self.stats_over_steps:
-      return {}
-    return dict.fromkeys(
-        ('visit_order', 'divide_flat'), 'GRPO.stats_over_steps is True'
-    )
+    """Fields without effect, each with the setting that leaves it so."""
+    if self.stats_over_steps:
+      return dict.fromkeys(('visit_order', 'divide_flat'), 'stats_over_steps')
+    return {} if self.norm_by_std else {'divide_flat': 'norm_by_std'}
 
   def __call__(
       self, inputs: types.AdvantageInputs

@@ -89,10 +89,8 @@ class HGPO:
     episode.check_range('HGPO.mean_tolerance', self.mean_tolerance, 0.0, 0.1)
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if self.weighting == 'length':
-      return {}
-    return {'alpha': f'HGPO.weighting is {self.weighting!r}'}
+    """Fields without effect, each with the setting that leaves it so."""
+    return {} if self.weighting == 'length' else {'alpha': 'weighting'}
 
   def __call__(
       self, inputs: types.AdvantageInputs

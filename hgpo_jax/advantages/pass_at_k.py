@@ -46,10 +46,8 @@ class PassAtK:
     episode.check_score_fields(self)
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if self.compared == 'first_row':
-      return {}
-    return {'visit_order': f'PassAtK.compared is {self.compared!r}'}
+    """Fields without effect, each with the setting that leaves it so."""
+    return {} if self.compared == 'first_row' else {'visit_order': 'compared'}
 
   def __call__(
       self, inputs: types.AdvantageInputs

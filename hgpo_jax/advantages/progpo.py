@@ -113,10 +113,17 @@ class ProGPO:
         episode.check_range(name, value, low, highest.get(field.name, math.inf))
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if self.classes in semantic.MERGING:
-      return {}
-    return {'similarity_threshold': f'ProGPO.classes is {self.classes!r}'}
+    """Fields without effect, each with the setting that leaves it so."""
+    fields = {}
+    if self.classes not in semantic.MERGING:
+      fields['similarity_threshold'] = 'classes'
+    if not self.history_length:  # One depth has all the weight.
+      fields['depth_penalty'] = 'history_length'
+      if not self.reliability_gate:
+        fields |= dict.fromkeys(
+            ('shrinkage', 'variance_floor'), 'history_length'
+        )
+    return fields
 
   def __call__(
       self, inputs: types.AdvantageInputs

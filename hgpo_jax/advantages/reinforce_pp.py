@@ -50,15 +50,10 @@ class ReinforcePlusPlus:
     episode.check_score_fields(self)
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
+    """Fields without effect, each with the setting that leaves it so."""
     if not self.baseline:
-      return dict.fromkeys(
-          ('stats_over_steps', 'visit_order'),
-          'ReinforcePlusPlus.baseline is False',
-      )
-    if not self.stats_over_steps:
-      return {}
-    return {'visit_order': 'ReinforcePlusPlus.stats_over_steps is True'}
+      return dict.fromkeys(('stats_over_steps', 'visit_order'), 'baseline')
+    return {'visit_order': 'stats_over_steps'} if self.stats_over_steps else {}
 
   def __call__(
       self, inputs: types.AdvantageInputs
@@ -67,13 +62,12 @@ class ReinforcePlusPlus:
     episode.check_inputs(inputs)
     _check_tokens(inputs)
     score_N = episode.scores(inputs, self.invalid_action_penalty)
+    over_steps = self.stats_over_steps or not self.baseline
     centred = episode.normalise_scores(
         score_N,
         inputs.group_N,
         divide_by_std=False,
-        counted_N=episode.counted_rows(
-            inputs, self.stats_over_steps, self.visit_order
-        ),
+        counted_N=episode.counted_rows(inputs, over_steps, self.visit_order),
     )
     advantage_N = _whiten(
         centred.value_N if self.baseline else score_N, inputs.response_tokens_N

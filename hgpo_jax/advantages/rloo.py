@@ -36,10 +36,8 @@ class RLOO:
     episode.check_score_fields(self)
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if not self.stats_over_steps:
-      return {}
-    return {'visit_order': 'RLOO.stats_over_steps is True'}
+    """Fields without effect, each with the setting that leaves it so."""
+    return {'visit_order': 'stats_over_steps'} if self.stats_over_steps else {}
 
   def __call__(
       self, inputs: types.AdvantageInputs

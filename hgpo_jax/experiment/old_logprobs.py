@@ -74,10 +74,8 @@ class OldLogprobs:
         )
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
-    if self.source == 'auto':
-      return {}
-    return {'allowed_gap': f'OldLogprobs.source is {self.source!r}'}
+    """Fields without effect, each with the setting that leaves it so."""
+    return {} if self.source == 'auto' else {'allowed_gap': 'source'}
 
   def choose(
       self,

@@ -70,9 +70,9 @@ class PolicySource:
       )
 
   def unread(self) -> dict[str, str]:
-    """Fields without effect under the other settings, and why."""
+    """Fields without effect, each with the setting that leaves it so."""
     fields = () if self.remat else ('keep_attention', 'mlp_parts')
-    return dict.fromkeys(fields, 'PolicySource.remat is False')
+    return dict.fromkeys(fields, 'remat')
 
   @property
   def path(self) -> pathlib.Path:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hgpo_jax import config
+from hgpo_jax import types
 from hgpo_jax.advantages import covgpo
 from hgpo_jax.advantages import gigpo
 from hgpo_jax.advantages import graphgpo
@@ -36,6 +37,11 @@ FIELDS = (
         grpo.GRPO(),
         {'visit_order': 'row', 'divide_flat': True},
         {'stats_over_steps': False},
+    ),
+    (
+        grpo.GRPO(stats_over_steps=False, norm_by_std=False),
+        {'divide_flat': True},
+        {'norm_by_std': True},
     ),
     (rloo.RLOO(), {'visit_order': 'row'}, {'stats_over_steps': False}),
     (
@@ -78,6 +84,21 @@ FIELDS = (
         {'classes': 'hash'},
     ),
     (
+        progpo.ProGPO(history_length=0),
+        {'depth_penalty': 1.0, 'shrinkage': 3.0, 'variance_floor': 0.1},
+        {'history_length': 2},
+    ),
+    (
+        progpo.ProGPO(history_length=0, reliability_gate=True),
+        {'depth_penalty': 1.0},
+        {'history_length': 2},
+    ),
+    (
+        progpo.ProGPO(history_length=0),
+        {'shrinkage': 3.0, 'variance_floor': 0.1},
+        {'reliability_gate': True},
+    ),
+    (
         CovGPO(base=GiGPO(), fixed=True),
         {'score_threshold': 100.0},
         {'gate': 'score'},
@@ -115,9 +136,20 @@ def _inputs(seed: int):
 
 
 def _differ(first: Any, second: Any) -> bool:
-  return any(
-      not np.array_equal(first(inputs)[0], second(inputs)[0])
-      for inputs in map(_inputs, range(20))
+  """Whether advantages or metrics of any of some inputs do."""
+
+  def differ(inputs):
+    (one_N, report), (other_N, other) = first(inputs), second(inputs)
+    moved = not np.array_equal(one_N, other_N)
+    return moved or not _equal_metrics(report, other)
+
+  return any(map(differ, map(_inputs, range(20))))
+
+
+def _equal_metrics(first: types.Metrics, second: types.Metrics) -> bool:
+  return first.keys() == second.keys() and all(
+      np.array_equal(first[name], second[name], equal_nan=True)
+      for name in first
   )
 
 
@@ -158,9 +190,20 @@ def test_to_bind_them_is_refused(estimator, values, others):
   for field, value in values.items():
     with pytest.raises(config.ConfigError) as error:
       _load(*lines, f'{name}.{field} = {value!r}')
+    setting = f'{name}.{estimator.unread()[field]}'
     text = str(error.value)
-    assert f'{name}.{field} = {value!r} has no effect: {name}.' in text
-    assert '(bound at --gin_bindings ' in text
+    assert text.startswith(f'{name}.{field} = {value!r} (bound at --gin_b')
+    assert f' has no effect where {setting} is ' in text
+    usual = getattr(type(estimator), field)
+    assert text.endswith(
+        f'Remove the binding or bind the default, {usual!r}; or change {setting}'
+    )
+
+
+def test_a_loaded_part_may_be_replaced():
+  loaded = _load('HGPO.alpha = 0.5')
+  other = dataclasses.replace(loaded, weighting='inverse_variance')
+  assert other.alpha == 0.5
 
 
 def test_a_default_may_be_spelt_out():

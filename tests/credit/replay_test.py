@@ -24,8 +24,7 @@ _DESIGN = probes.Design(tasks=2, probes=2, continuations=4, pool=3, seed=1)
 @pytest.fixture(scope='module', name='spec')
 def _spec():
   bindings = ['Workers.slots = 16', 'AlfworldEnv.max_steps = 8']
-  yield config.load(['runs/quickstart.gin'], bindings, spec_lib.Experiment)
-  config.reset()
+  return config.load(['runs/quickstart.gin'], bindings, spec_lib.Experiment)
 
 
 @pytest.fixture(scope='module', name='played')

@@ -9,20 +9,18 @@ import signal
 import jax
 import pytest
 
-from hgpo_jax import config
 from tests.experiment import runs
 from tests.experiment import tiny_policy
 
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
-  """No test leaves its configuration or its signal handlers to the next."""
+  """No test leaves its signal handlers to the next."""
   numbers = (signal.SIGTERM, signal.SIGINT)
   handlers = [signal.getsignal(number) for number in numbers]
   yield
   for number, handler in zip(numbers, handlers):
     signal.signal(number, handler)
-  config.reset()
 
 
 @pytest.fixture(scope='session')
