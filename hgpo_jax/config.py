@@ -189,13 +189,12 @@ def _check_read(part: Any, bound: Collection[str], selector: str) -> None:
   Not where it says what the field is anyway: files spell out defaults, and a
   file that includes them may choose another setting.
   """
-  unread = run_record.unread(part)
-  for field in dataclasses.fields(part) if unread else ():
-    value, usual = getattr(part, field.name), run_record.default(field)
-    if field.name in unread and field.name in bound and value != usual:
-      name, setting = type(part).__name__, unread[field.name]
+  name = type(part).__name__
+  for field, setting in run_record.unread(part).items():
+    value, usual = getattr(part, field), run_record.defaults(part)[field]
+    if field in bound and value != usual:
       raise ConfigError(
-          f'{name}.{field.name} = {value!r}{_where(selector, field.name)} has'
+          f'{name}.{field} = {value!r}{_where(selector, field)} has'
           f' no effect where {name}.{setting} is {getattr(part, setting)!r}.'
           f' Remove the binding or bind the default, {usual!r}; or change'
           f' {name}.{setting}'

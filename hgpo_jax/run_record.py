@@ -167,23 +167,26 @@ def _by_default(root: Any, key: str) -> bool:
   """Whether a key of `flatten` is or lies in a field that has its default."""
   value = root
   for name in key.split('.')[1:]:
-    fields = {field.name: field for field in dataclasses.fields(value)}
+    usual = defaults(value)
     name, item, _ = name.partition('[')  # Of a sequence or mapping.
-    if name not in fields:
+    if name not in usual:
       return False
     value = getattr(value, name)
-    if value == default(fields[name]):
+    if value == usual[name]:
       return True
     if item or not dataclasses.is_dataclass(value):
       return False
   return False
 
 
-def default(field: dataclasses.Field) -> Any:
-  """What the field has where nobody gives a value."""
-  if field.default_factory is not dataclasses.MISSING:
-    return field.default_factory()
-  return field.default
+def defaults(part: Any) -> dict[str, Any]:
+  """What each field of a dataclass has where nobody gives a value."""
+  return {
+      field.name: field.default
+      if field.default_factory is dataclasses.MISSING
+      else field.default_factory()
+      for field in dataclasses.fields(part)
+  }
 
 
 def _read(run_dir: pathlib.Path) -> dict[str, Any] | None:

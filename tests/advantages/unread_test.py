@@ -213,9 +213,7 @@ def test_a_default_may_be_spelt_out():
 
 
 def test_a_run_that_bound_one_goes_on_without_it(tmp_path):
-  lines = 'import hgpo_jax.advantages.hgpo', 'Experiment.estimator = @HGPO()'
-  weighting = "HGPO.weighting = 'inverse_variance'"
-  _load(*lines, weighting)
+  _load("HGPO.weighting = 'inverse_variance'")
   config.write(tmp_path)
   path, alpha = tmp_path / 'run.json', 'Experiment.estimator.alpha'
   record = json.loads(path.read_text())
@@ -224,6 +222,6 @@ def test_a_run_that_bound_one_goes_on_without_it(tmp_path):
   record['config'][alpha] = 2.0
   path.write_text(json.dumps(record | {'fingerprint': 'of more fields'}))
   assert config.check_resume(tmp_path)
-  _load(*lines)
+  _load()
   with pytest.raises(config.ConfigError, match='weighting: .* in the run'):
     config.check_resume(tmp_path)
